@@ -1,0 +1,384 @@
+"""Messages, tool calls and tools, and normalising what clients send into them.
+
+Input is the chat-completions format. What can't be printed unambiguously raises MessageError with the message's
+index and role; nothing is guessed and the client's objects are never changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tito_core.errors import MessageError
+
+__all__ = ["Message", "Tool", "ToolCall", "normalise", "normalise_tools"]
+
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+MAX_DEPTH: Final = 100
+"""How deep a JSON value inside a message or a tool may nest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of an assistant message. `arguments` keeps the key order; `text` is the JSON text where one was sent."""
+
+    name: str
+    arguments: dict[str, Any]
+    text: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool. `function` is what templates print: the bytes of SGLang 0.5.23's `Tool(**t).model_dump()["function"]`."""
+
+    function: dict[str, Any]
+    type: str = "function"
+
+    @property
+    def name(self) -> str:
+        return str(self.function["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message whose absent parts are empty, whatever the client wrote for them (null, missing, an empty list).
+
+    `tools` and `response_format` are what the format lets a system or developer message carry.
+    """
+
+    role: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    tools: tuple[Tool, ...] = ()
+    response_format: Any = None
+
+
+def normalise(
+    messages: Sequence[Mapping[str, Any] | Message],
+    *,
+    text_joiner: str = " ",
+    after: Message | None = None,
+    start: int = 0,
+) -> tuple[Message, ...]:
+    """Messages as the templates take them: parts joined, arguments parsed, tool results in the order of their calls.
+
+    `after` is the stored assistant message that `messages` are appended to, `start` the conversation index of the
+    first of them. Every call of an assistant message is answered exactly once, directly after it, in any order; only
+    the last assistant message of all may stand unanswered. Raises MessageError.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise MessageError(f"messages is a {type(messages).__name__}, not a list of messages; pass a list")
+    made = [
+        message if isinstance(message, Message) else _message(message, start + offset, text_joiner)
+        for offset, message in enumerate(messages)
+    ]
+    return _results_in_call_order(made, after, start)
+
+
+def normalise_tools(tools: Sequence[Mapping[str, Any] | Tool] | None) -> tuple[Tool, ...]:
+    """Tools as the templates print them. None and an empty list are no tools. Raises MessageError."""
+    return _tools(tools, "tools")
+
+
+def _message(message: Any, index: int, joiner: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise MessageError(
+            f"message {index} is a {type(message).__name__}, not a mapping; pass message.model_dump() or a dict",
+            index=index,
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise MessageError(
+            f"message {index} has the role {role!r}; it must be one of {', '.join(sorted(ROLES))}", index=index, role=role
+        )
+    where = f"message {index} ({role})"
+    if message.get("function_call") is not None:
+        raise MessageError(f"{where} has function_call, which no template prints; use tool_calls", index=index, role=role)
+    reasoning = _reasoning(message, where, index, role)
+    calls: tuple[ToolCall, ...] = ()
+    if message.get("tool_calls"):
+        if role != "assistant":
+            raise MessageError(f"{where} has tool_calls; only an assistant makes calls", index=index, role=role)
+        calls = _tool_calls(message["tool_calls"], where, index)
+    if reasoning and role != "assistant":
+        raise MessageError(f"{where} has reasoning; only an assistant reasons", index=index, role=role)
+    tools: tuple[Tool, ...] = ()
+    response_format: Any = None
+    for key in ("tools", "response_format"):
+        if message.get(key) and role not in ("system", "developer"):
+            raise MessageError(f"{where} has {key}; only a system or developer message may", index=index, role=role)
+    if message.get("tools"):
+        tools = _tools(message["tools"], f"{where} tools", index=index, role=role)
+    if message.get("response_format"):
+        response_format = _json(message["response_format"], f"{where} response_format", index=index, role=role)
+    call_id = message.get("tool_call_id") if role == "tool" else None
+    if call_id is not None and not isinstance(call_id, str):
+        raise MessageError(
+            f"{where} has the tool_call_id {call_id!r}, a {type(call_id).__name__}; it must be a string",
+            index=index,
+            role=role,
+        )
+    return Message(
+        role, _content(message.get("content"), where, index, role, joiner), reasoning, calls, call_id, tools, response_format
+    )
+
+
+def _content(content: Any, where: str, index: int, role: str, joiner: str) -> str:
+    if isinstance(content, str):
+        return _text(content, f"{where} content", index=index, role=role)
+    if content is None:
+        if role == "assistant":
+            return ""
+        raise MessageError(
+            f"{where} has no content; send a string, an empty one where nothing is meant", index=index, role=role
+        )
+    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        raise MessageError(
+            f"{where} has content of type {type(content).__name__}; it must be a string or a list of text parts",
+            index=index,
+            role=role,
+        )
+    texts: list[str] = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+            raise MessageError(
+                f"{where} content part {number} is {kind!r}, not text; this format prints text only",
+                index=index,
+                role=role,
+                part=number,
+            )
+        texts.append(_text(part["text"], f"{where} content part {number}", index=index, role=role))
+    return joiner.join(texts)
+
+
+def _reasoning(message: Mapping[str, Any], where: str, index: int, role: str) -> str:
+    found: dict[str, str] = {}
+    for key in ("reasoning_content", "reasoning"):
+        value = message.get(key)
+        if value is None or value == "":
+            continue
+        if not isinstance(value, str):
+            raise MessageError(
+                f"{where} has {key} of type {type(value).__name__}; it must be a string", index=index, role=role
+            )
+        found[key] = _text(value, f"{where} {key}", index=index, role=role)
+    if len(set(found.values())) > 1:
+        raise MessageError(
+            f"{where} has reasoning and reasoning_content, and they differ; they are one field, send one of them",
+            index=index,
+            role=role,
+        )
+    return next(iter(found.values()), "")
+
+
+def _tool_calls(calls: Any, where: str, index: int) -> tuple[ToolCall, ...]:
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+        raise MessageError(
+            f"{where} has tool_calls of type {type(calls).__name__}; it must be a list", index=index, role="assistant"
+        )
+    made = []
+    for number, call in enumerate(calls):
+        at = f"{where} tool call {number}"
+        place: dict[str, Any] = {"index": index, "role": "assistant", "call": number}
+        if isinstance(call, ToolCall):
+            made.append(call)
+            continue
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise MessageError(f"{at} has no function; send {{'function': {{'name', 'arguments'}}}}", **place)
+        name, identity = function.get("name"), call.get("id")
+        if not isinstance(name, str) or not name:
+            raise MessageError(f"{at} has the function name {name!r}; it must be a string that is not empty", **place)
+        if identity is not None and not isinstance(identity, str):
+            raise MessageError(f"{at} has the id {identity!r}; it must be a string", **place)
+        arguments, text = _arguments(function.get("arguments"), at, place)
+        made.append(ToolCall(_text(name, f"{at} name", **place), arguments, text, identity))
+    if len(ids := [call.id for call in made if call.id is not None]) != len(set(ids)):
+        twice = sorted({identity for identity in ids if ids.count(identity) > 1})
+        raise MessageError(
+            f"{where} has two tool calls with the id {twice[0]!r}; results could not be told apart",
+            index=index,
+            role="assistant",
+            id=twice[0],
+        )
+    return tuple(made)
+
+
+def _arguments(arguments: Any, at: str, place: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The one rule for arguments: a JSON object, as a mapping or as text; everything else raises."""
+    if isinstance(arguments, Mapping):
+        return _json(arguments, f"{at} arguments", **place), None
+    if not isinstance(arguments, str):
+        raise MessageError(
+            f"{at} has arguments of type {type(arguments).__name__}; send a JSON object, '{{}}' where there are none",
+            **place,
+        )
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError) as cause:
+        raise MessageError(f"{at} has arguments that are not JSON ({cause}); send a JSON object", **place) from None
+    if not isinstance(parsed, dict):
+        raise MessageError(
+            f"{at} has arguments that are a JSON {type(parsed).__name__}; send a JSON object", **place
+        )
+    return _json(parsed, f"{at} arguments", **place), arguments
+
+
+def _tools(tools: Any, where: str, **place: Any) -> tuple[Tool, ...]:
+    if tools is None:
+        return ()
+    if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
+        raise MessageError(f"{where} is a {type(tools).__name__}, not a list of tools", **place)
+    return tuple(
+        tool if isinstance(tool, Tool) else _tool(tool, f"{where}[{number}]", {**place, "tool": number})
+        for number, tool in enumerate(tools)
+    )
+
+
+def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
+    """What SGLang's `Tool` model makes of it: five known keys, in the client's order, then the absent ones as null."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise MessageError(f"{at} has no function; send {{'type': 'function', 'function': {{'name', ...}}}}", **place)
+    kind = tool.get("type", "function")
+    if not isinstance(kind, str):
+        raise MessageError(f"{at} has the type {kind!r}; it must be a string", **place)
+    deferred = function.get("defer_loading")
+    if deferred is None:
+        deferred = tool.get("defer_loading")
+    name, description, strict = function.get("name"), function.get("description"), function.get("strict")
+    if not isinstance(name, str):
+        raise MessageError(f"{at} has the name {name!r}; it must be a string", **place)
+    if description is not None and not isinstance(description, str):
+        raise MessageError(f"{at} ({name}) has a description of type {type(description).__name__}, not a string", **place)
+    for key, flag in (("strict", strict), ("defer_loading", deferred)):
+        if flag is not None and not isinstance(flag, bool):
+            raise MessageError(f"{at} ({name}) has {key} {flag!r}; it must be true or false", **place)
+    known: dict[str, Any] = {
+        "description": description,
+        "name": name,
+        "parameters": function.get("parameters"),
+        "strict": strict,
+        "defer_loading": deferred,
+    }
+    for key in ("strict", "defer_loading"):
+        if known[key] is None:
+            del known[key]
+    order = [key for key in function if key in known]
+    ordered = {key: known[key] for key in [*order, *(key for key in known if key not in order)]}
+    return Tool(_json(ordered, f"{at} ({name})", **place), kind)
+
+
+def _results_in_call_order(messages: list[Message], after: Message | None, start: int) -> tuple[Message, ...]:
+    if not any(message.role == "tool" or message.tool_calls for message in messages) and not (after and after.tool_calls):
+        return tuple(messages)
+    ordered: list[Message] = []
+    asked: tuple[ToolCall, ...] = after.tool_calls if after else ()
+    asker = start - 1
+    position = 0
+    while True:
+        first = position
+        while position < len(messages) and messages[position].role == "tool":
+            position += 1
+        results = messages[first:position]
+        at_end = position == len(messages)
+        if results or (asked and not at_end):
+            ordered += _matched(asked, results, asker, start + first)
+        if at_end:
+            return tuple(ordered)
+        ordered.append(messages[position])
+        asked, asker = messages[position].tool_calls, start + position
+        position += 1
+
+
+def _matched(asked: tuple[ToolCall, ...], results: list[Message], asker: int, first: int) -> list[Message]:
+    if not asked:
+        raise MessageError(
+            f"message {first} (tool) with the id {results[0].tool_call_id!r} answers no call: what stands before it "
+            "is not an assistant message with tool_calls; keep call and result together",
+            index=first,
+            role="tool",
+            id=results[0].tool_call_id,
+        )
+    ids = [call.id for call in asked]
+    if all(identity is None for identity in ids) and all(result.tool_call_id is None for result in results):
+        if len(results) > len(asked):
+            raise MessageError(
+                f"message {first + len(asked)} (tool) is one result too many: message {asker} (assistant) made "
+                f"{len(asked)} call(s)",
+                index=first + len(asked),
+                role="tool",
+                id=None,
+            )
+        answers = dict(enumerate(results))
+    else:
+        answers = {}
+        for offset, result in enumerate(results):
+            index = first + offset
+            if result.tool_call_id is None or result.tool_call_id not in ids:
+                raise MessageError(
+                    f"message {index} (tool) has the tool_call_id {result.tool_call_id!r}, which message {asker} "
+                    f"(assistant) did not call; its calls have the ids {ids}",
+                    index=index,
+                    role="tool",
+                    id=result.tool_call_id,
+                )
+            number = ids.index(result.tool_call_id)
+            if number in answers:
+                raise MessageError(
+                    f"message {index} (tool) answers the call {result.tool_call_id!r} a second time; send one result "
+                    "for each call",
+                    index=index,
+                    role="tool",
+                    id=result.tool_call_id,
+                )
+            answers[number] = result
+    if missing := [number for number in range(len(asked)) if number not in answers]:
+        raise MessageError(
+            f"message {asker} (assistant) made {len(asked)} call(s), and the result of call {missing[0]} "
+            f"(id {asked[missing[0]].id!r}, {asked[missing[0]].name}) does not stand directly after it; send all "
+            "results of a turn together",
+            index=asker,
+            role="tool",
+            id=asked[missing[0]].id,
+        )
+    return [answers[number] for number in range(len(asked))]
+
+
+def _text(value: str, where: str, **place: Any) -> str:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as cause:
+            raise MessageError(
+                f"{where} holds the lone surrogate {value[cause.start]!r} at character {cause.start}, which is not "
+                "text; decode the bytes it came from with errors='replace'",
+                **place,
+            ) from None
+    return value
+
+
+def _json(value: Any, where: str, depth: int = 0, **place: Any) -> Any:
+    """A copy that shares nothing mutable with the client's value and holds JSON types only."""
+    if isinstance(value, str):
+        return _text(value, where, **place)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if depth >= MAX_DEPTH:
+        raise MessageError(f"{where} nests deeper than {MAX_DEPTH} levels", **place)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise MessageError(f"{where} has the key {key!r}, a {type(key).__name__}; JSON keys are strings", **place)
+        return {
+            _text(key, where, **place): _json(item, where, depth + 1, **place) for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_json(item, where, depth + 1, **place) for item in value]
+    raise MessageError(f"{where} holds a {type(value).__name__}, which is not a JSON type", **place)

@@ -1,0 +1,106 @@
+"""Prompt text that knows where each part came from."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from tito_core.errors import TemplateError
+from tito_core.families.family import Template
+from tito_core.prompts.messages import Message, Tool
+
+__all__ = ["Parts", "Rendered", "Renderer", "Source", "Span", "renderer", "template_of"]
+
+Source = Literal["template", "content"]
+
+
+class Span(NamedTuple):
+    """Characters `start` to `end` of a text: printed by the template, or written by the author of message `index`.
+
+    `index` is the message's place in what was rendered, -1 for what belongs to none (the prompt's own opener).
+    """
+
+    start: int
+    end: int
+    source: Source
+    index: int
+    role: str
+
+
+class Rendered(NamedTuple):
+    """A prompt's text and the spans that cover it without a gap, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+class Parts:
+    """Collects a prompt part by part. A control token is added whole, within one template part."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._spans: list[Span] = []
+        self._length = 0
+
+    def template(self, text: str, index: int, role: str) -> None:
+        self._add(text, "template", index, role)
+
+    def content(self, text: str, index: int, role: str) -> None:
+        self._add(text, "content", index, role)
+
+    def _add(self, text: str, source: Source, index: int, role: str) -> None:
+        if not text:
+            return
+        end = self._length + len(text)
+        self._texts.append(text)
+        self._spans.append(Span(self._length, end, source, index, role))
+        self._length = end
+
+    def rendered(self) -> Rendered:
+        return Rendered("".join(self._texts), tuple(self._spans))
+
+
+class Renderer(Protocol):
+    """What turns normalised messages into prompt text. A family's encoder class is one, made without arguments.
+
+    `kwargs` holds the thinking decision's `render_kwargs` and the revision's. The generation header belongs to the
+    message before it: a prompt that ends with a role of `AppendRoles.ends` ends with an open assistant turn.
+    Raises TemplateError, with the message's index and role, for what the format can't print. Never changes its input.
+    """
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]
+    ) -> Rendered: ...
+
+
+def renderer(template: Template) -> Renderer:
+    """The renderer that a resolved template names. Raises TemplateError where it can't be had."""
+    if template.kind != "encoder":
+        raise TemplateError(
+            f"the template {template.reference} is a Jinja file; this version renders families with an encoder only"
+        )
+    return _encoder_class(template.reference)()
+
+
+def template_of(reference: str) -> Template:
+    """The template that a declaration's `package.module:Class` names, with the hash of the source that defines it."""
+    source = inspect.getsourcefile(_encoder_class(reference))
+    if source is None:
+        raise TemplateError(f"the template {reference} has no source file, so its hash can't be recorded")
+    with open(source, "rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    return Template(kind="encoder", reference=reference, sha256=digest)
+
+
+def _encoder_class(reference: str) -> type[Renderer]:
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as cause:
+        raise TemplateError(f"the template {reference} can't be loaded: {cause}") from cause
+    if not isinstance(found, type) or not callable(getattr(found, "render", None)):
+        raise TemplateError(f"the template {reference} is not a class with a render method")
+    return found
