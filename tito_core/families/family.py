@@ -6,12 +6,17 @@ through JSON or pickle. Code enters a declaration only as a dotted reference, `p
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+
+from tito_core.errors import FamilyError, TemplateError
 
 _T = TypeVar("_T")
 
@@ -38,6 +43,7 @@ __all__ = [
     "Thinking",
     "ThinkingDecision",
     "Vocabulary",
+    "load_reference",
 ]
 
 Role = Literal["tool", "user", "system", "assistant"]
@@ -52,6 +58,15 @@ def _reference(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         raise ValueError(f"{value!r} is not a reference of the form 'package.module:name'")
     return value
+
+
+def load_reference(reference: str) -> Any:
+    """The object that `package.module:name` names. Raises FamilyError where it is not there."""
+    module, _, name = _reference(reference).partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as cause:
+        raise FamilyError(f"{reference} can't be loaded: {type(cause).__name__}: {cause}") from cause
 
 
 Reference = Annotated[str, AfterValidator(_reference)]
@@ -308,6 +323,14 @@ class Template(Declaration):
     kind: Literal["encoder", "jinja"]
     reference: str
     sha256: str
+
+    @classmethod
+    def of_encoder(cls, reference: str) -> Template:
+        """The template that `package.module:Class` names, with the hash of the file that defines the class."""
+        source = inspect.getsourcefile(load_reference(reference))
+        if source is None:
+            raise TemplateError(f"the template {reference} has no source file, so its hash can't be recorded")
+        return cls(kind="encoder", reference=reference, sha256=hashlib.sha256(Path(source).read_bytes()).hexdigest())
 
 
 class Checkpoint(Declaration):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from tito_core.errors import TemplateError
-from tito_core.families.family import Template
+from tito_core.families.family import Template, load_reference
 from tito_core.prompts.messages import Message, Tool
 
-__all__ = ["Parts", "Rendered", "Renderer", "Source", "Span", "renderer", "template_of"]
+__all__ = ["Parts", "Rendered", "Renderer", "Source", "Span", "renderer"]
 
 Source = Literal["template", "content"]
 
@@ -77,30 +74,13 @@ class Renderer(Protocol):
 
 
 def renderer(template: Template) -> Renderer:
-    """The renderer that a resolved template names. Raises TemplateError where it can't be had."""
+    """The renderer that a resolved template names. Raises TemplateError where it is none."""
     if template.kind != "encoder":
         raise TemplateError(
             f"the template {template.reference} is a Jinja file; this version renders families with an encoder only"
         )
-    return _encoder_class(template.reference)()
-
-
-def template_of(reference: str) -> Template:
-    """The template that a declaration's `package.module:Class` names, with the hash of the source that defines it."""
-    source = inspect.getsourcefile(_encoder_class(reference))
-    if source is None:
-        raise TemplateError(f"the template {reference} has no source file, so its hash can't be recorded")
-    with open(source, "rb") as file:
-        digest = hashlib.sha256(file.read()).hexdigest()
-    return Template(kind="encoder", reference=reference, sha256=digest)
-
-
-def _encoder_class(reference: str) -> type[Renderer]:
-    module, _, name = reference.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as cause:
-        raise TemplateError(f"the template {reference} can't be loaded: {cause}") from cause
+    found = load_reference(template.reference)
     if not isinstance(found, type) or not callable(getattr(found, "render", None)):
-        raise TemplateError(f"the template {reference} is not a class with a render method")
-    return found
+        raise TemplateError(f"the template {template.reference} is not a class with a render method")
+    made: Renderer = found()
+    return made

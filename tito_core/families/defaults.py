@@ -1,0 +1,119 @@
+"""The core's own answers to the four questions: they read the declaration and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tito_core.errors import FamilyError, ThinkingError
+from tito_core.families.family import (
+    NATIVE,
+    AppendRoles,
+    Checkpoint,
+    Deployment,
+    Family,
+    Layer,
+    Recipe,
+    Template,
+    Thinking,
+    ThinkingDecision,
+)
+from tito_core.families.hooks import hookimpl
+
+__all__: list[str] = []
+
+
+@hookimpl
+def tito_resolve_template(family: Family, checkpoint: Checkpoint | None) -> Template | None:
+    if family.template == NATIVE or ":" not in family.template:
+        raise FamilyError(
+            f"the family {family.name} renders with {family.template!r}, a Jinja template; this version of tito-core "
+            "renders families with an encoder ('package.module:Class') only"
+        )
+    return Template.of_encoder(family.template)
+
+
+@hookimpl
+def tito_append_roles(family: Family) -> AppendRoles:
+    return family.append_roles
+
+
+@hookimpl
+def tito_speculative_recipe(family: Family, deployment: Deployment) -> Recipe | None:
+    return family.recipes.get(deployment.profile)
+
+
+@hookimpl
+def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> ThinkingDecision:
+    thinking = family.thinking
+    known = {*thinking.aliases, *family.fixed_kwargs, *family.kwargs}
+    chosen: bool | None = None
+    others: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.kwargs.items():
+            if key not in known:
+                raise ThinkingError(
+                    f"{layer.name} chat_template_kwargs has {key!r}, which {family.name} does not know; known: "
+                    f"{', '.join(sorted(known))}",
+                    layer=layer.name,
+                    key=key,
+                )
+            if key in family.fixed_kwargs and not _same(value, family.fixed_kwargs[key]):
+                raise ThinkingError(
+                    f"{layer.name} chat_template_kwargs has {key}={value!r}, but {family.name} fixes "
+                    f"{key}={family.fixed_kwargs[key]!r}, which keeps its prompts append-only; leave it out",
+                    layer=layer.name,
+                    key=key,
+                )
+            if key in family.kwargs and value is not None:
+                others.setdefault(key, value)
+        mode = _mode(family.name, thinking, layer)
+        if chosen is None:
+            chosen = mode
+    enabled = thinking.default if chosen is None else chosen
+    if enabled not in thinking.modes:
+        raise ThinkingError(
+            f"{family.name} has no mode with thinking {'on' if enabled else 'off'}; its model was trained with "
+            f"thinking {'on' if thinking.modes[0] else 'off'} only",
+            key=thinking.forward_as,
+        )
+    return ThinkingDecision(
+        enabled=enabled,
+        render_kwargs={**family.fixed_kwargs, **others, thinking.forward_as: enabled},
+        forward_kwargs={**others, thinking.forward_as: enabled},
+    )
+
+
+def _mode(family: str, thinking: Thinking, layer: Layer) -> bool | None:
+    """The mode that one layer asks for: None where it says nothing. The whole alias group must agree."""
+    found: dict[str, bool] = {}
+    for alias in thinking.aliases:
+        value = layer.kwargs.get(alias)
+        if value is None:
+            continue
+        words = thinking.words.get(alias, {})
+        if isinstance(value, Mapping) and dict(value) in ({"type": "enabled"}, {"type": "disabled"}):
+            found[alias] = value["type"] == "enabled"
+        elif isinstance(value, bool):
+            found[alias] = value
+        elif isinstance(value, str) and value in words:
+            found[alias] = words[value]
+        else:
+            allowed = ["true", "false", *(repr(word) for word in words)]
+            raise ThinkingError(
+                f"{layer.name} chat_template_kwargs has {alias}={value!r}; {family} takes {' or '.join(allowed)} there",
+                layer=layer.name,
+                key=alias,
+            )
+    if len(set(found.values())) > 1:
+        said = ", ".join(f"{alias}={layer.kwargs[alias]!r}" for alias in found)
+        raise ThinkingError(
+            f"{layer.name} chat_template_kwargs says both on and off: {said}; these are one setting, send one of them",
+            layer=layer.name,
+            key=next(iter(found)),
+        )
+    return next(iter(found.values()), None)
+
+
+def _same(left: Any, right: Any) -> bool:
+    return type(left) is type(right) and bool(left == right)

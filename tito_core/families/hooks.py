@@ -1,0 +1,75 @@
+"""The contract with plugins, whole: what a family's module may answer.
+
+A module under the entry-point group `tito.families` answers `tito_family()` and may answer any of the others, each
+about its own family. A module under `tito.overrides` may answer the four questions in the middle about any family.
+An override's answer precedes the family's, which precedes the core's reading of the declaration. None means *no
+answer here*. Two overrides that answer the same question about one family are an error.
+
+    from tito_core import Family, hookimpl
+
+    @hookimpl
+    def tito_family() -> Family: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from tito_core.families.family import (
+        AppendRoles,
+        Case,
+        Checkpoint,
+        Deployment,
+        Family,
+        Layer,
+        Recipe,
+        Template,
+        ThinkingDecision,
+    )
+
+__all__ = ["FAMILIES", "OVERRIDES", "PROJECT", "hookimpl"]
+
+PROJECT = "tito"
+FAMILIES = "tito.families"
+OVERRIDES = "tito.overrides"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def tito_family() -> Family:
+    """The declaration. Required, one per module; its name is the entry point's name."""
+    raise NotImplementedError
+
+
+@hookspec
+def tito_resolve_template(family: Family, checkpoint: Checkpoint | None) -> Template | None:
+    """Template resolution: the one template of a family. It never sees append roles.
+
+    `checkpoint` is None where the family's reference vocabulary is used.
+    """
+
+
+@hookspec
+def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> ThinkingDecision | None:
+    """Thinking-mode forwarding: one decision from the layers of template kwargs, the highest first."""
+
+
+@hookspec
+def tito_append_roles(family: Family) -> AppendRoles | None:
+    """Append-role gating. An override may narrow what the family declares, never widen it."""
+
+
+@hookspec
+def tito_speculative_recipe(family: Family, deployment: Deployment) -> Recipe | None:
+    """Speculative recipes: how to serve the family. A recipe without speculation has `speculative=None`."""
+
+
+@hookspec
+def tito_cases(family: Family) -> Iterable[Case] | None:
+    """More conversations to verify the family with, beside the generated ones."""
