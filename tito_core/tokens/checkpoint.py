@@ -1,0 +1,90 @@
+"""Reading a checkpoint directory, and accepting it for a family or refusing it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tito_core.errors import CheckpointError
+from tito_core.families.family import Checkpoint, Family
+from tito_core.tokens.encoder import Encoder
+
+__all__ = ["accept", "check_control_tokens", "read"]
+
+MAX_JSON = 64 * 1024 * 1024
+"""The largest JSON file of a checkpoint that is read, in bytes."""
+
+
+def read(model: str | os.PathLike[str]) -> Checkpoint:
+    """What choosing a template needs of a checkpoint directory. Raises CheckpointError."""
+    path = Path(model)
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path} is not a directory; --model takes a checkpoint in Hugging Face layout on this machine"
+        )
+    config = _json(path / "config.json")
+    if config is None:
+        raise CheckpointError(f"{path} has no config.json, so its model type is unknown; is it a whole checkpoint?")
+    model_type = config.get("model_type")
+    template: Any = None
+    jinja = path / "chat_template.jinja"
+    if jinja.is_file():
+        template = jinja.read_text(encoding="utf-8")
+    else:
+        template = (_json(path / "tokenizer_config.json") or {}).get("chat_template")
+    return Checkpoint(
+        path=path,
+        model_type=model_type if isinstance(model_type, str) else None,
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str]:
+    """Warnings about a checkpoint that can be used. Raises CheckpointError for one of another family."""
+    if checkpoint.model_type not in family.model_types:
+        raise CheckpointError(
+            f"{checkpoint.path} has the model type {checkpoint.model_type!r}, and {family.name} is "
+            f"{' or '.join(repr(kind) for kind in family.model_types)}; choose the family that this checkpoint belongs to"
+        )
+    check_control_tokens(family, encoder, str(checkpoint.path), ids=True)
+    if checkpoint.chat_template is None:
+        return []
+    digest = hashlib.sha256(checkpoint.chat_template.encode()).hexdigest()
+    if digest in family.chat_template_sha256:
+        return []
+    return [
+        f"{checkpoint.path} has a chat template of its own (sha256 {digest}) that {family.name} does not know; prompts "
+        f"are rendered with {family.template}, so make sure that this checkpoint is one of {', '.join(family.models)}"
+    ]
+
+
+def check_control_tokens(family: Family, encoder: Encoder, where: str, *, ids: bool) -> None:
+    """Raises CheckpointError where a control token is not one id of the vocabulary, or not the declared one."""
+    for token in family.control_tokens:
+        found = encoder.token_id(token.text)
+        if found is None:
+            raise CheckpointError(
+                f"{where} has no control token {token.text!r}, which {family.name} prints; it belongs to another family"
+            )
+        if ids and token.id is not None and found != token.id:
+            raise CheckpointError(
+                f"{where} has the control token {token.text!r} as id {found}, and {family.name} has it as {token.id}; "
+                "it belongs to another family"
+            )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MAX_JSON:
+        raise CheckpointError(f"{path} is larger than {MAX_JSON} bytes; is it the file it is named after?")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as cause:
+        raise CheckpointError(f"{path} can't be read as JSON: {cause}") from cause
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(found).__name__}, not an object")
+    return found
