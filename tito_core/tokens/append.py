@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import AppendError, TruncatedTurnError
+from tito_core.errors import AppendError, TemplateError, TruncatedTurnError
 from tito_core.families.family import Boundary, ThinkingDecision
 from tito_core.prompts.messages import Message, ToolCall
 from tito_core.prompts.template import Rendered, Renderer, Span
@@ -102,8 +102,10 @@ class Joiner:
         self._shared_ids = {_only(encoder, token) for token in boundary.shared}
         self._glue = encoder.encode_text(boundary.glue)
 
-    def first(self, encoded: Encoded) -> Append:
-        """A first prompt, as an append to nothing."""
+    def first(self, rendered: Rendered, mode: Mode, last: Message, index: int) -> Append:
+        """A first prompt, as an append to nothing; `last` is its last message, `index` that one's place."""
+        self._opened(rendered, last.role, index)
+        encoded = self._encoder.encode(rendered, mode)
         empty = encoded.ids[:0]
         return Append(empty, 0, 0, empty, encoded.ids, encoded, -1)
 
@@ -128,6 +130,7 @@ class Joiner:
         if not stopped:
             inserted = self._ending(turn, truncation)
         suffix_text = self._suffix(turn, appended, kwargs)
+        self._opened(suffix_text, appended[-1].role, turn.length + len(appended) - 1)
         encoded = self._encoder.encode(suffix_text, mode)
         suffix = encoded.ids
         opener = int(suffix[0]) if len(suffix) else -1
@@ -168,6 +171,15 @@ class Joiner:
             index=turn.length - 1,
             role="assistant",
         )
+
+    def _opened(self, rendered: Rendered, role: str, index: int) -> None:
+        if not rendered.spans or rendered.spans[-1].source != "template":
+            raise TemplateError(
+                f"{self._family} opens no assistant turn after message {index} ({role}), although its declaration says "
+                "so; a prompt without a generation header is never sent",
+                index=index,
+                role=role,
+            )
 
     def _suffix(self, turn: Turn, appended: Sequence[Message], kwargs: Mapping[str, Any]) -> Rendered:
         calls = tuple(ToolCall(call.name, {}, None, call.id) for call in turn.message.tool_calls)

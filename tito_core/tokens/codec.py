@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tito_core.errors import FamilyError, TemplateError, TitoError
+from tito_core.errors import FamilyError
 from tito_core.families.family import AppendRoles, Family, Revision, Template, ThinkingDecision
 from tito_core.families.registry import LoadedFamily
 from tito_core.prompts import gate
@@ -122,8 +122,7 @@ class Codec:
         made = self.normalise(messages)
         gate.check_prompt(made, self.append_roles, self.family.name)
         rendered = self.render(made, tools=tools, decision=decision)
-        self._opened(rendered, made[-1].role, len(made) - 1)
-        return self._joiner.first(self.encode(rendered, mode))
+        return self._joiner.first(rendered, mode, made[-1], len(made) - 1)
 
     def append(
         self,
@@ -184,12 +183,3 @@ class Codec:
 
     def _kwargs(self, decision: ThinkingDecision) -> dict[str, Any]:
         return {**self.revision.kwargs, **decision.render_kwargs}
-
-    def _opened(self, rendered: Rendered, role: str, index: int) -> None:
-        if not rendered.spans or rendered.spans[-1].source != "template":
-            raise TemplateError(
-                f"{self.family.name} opens no assistant turn after message {index} ({role}), although its declaration "
-                "says so; a prompt without a generation header is never sent",
-                index=index,
-                role=role,
-            )

@@ -1,0 +1,118 @@
+"""Token-in token-out for reinforcement learning on language-model agents. Names are loaded on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tito_core.families.family import (
+        NATIVE,
+        AppendRoles,
+        Boundary,
+        Case,
+        Checkpoint,
+        ControlToken,
+        Deployment,
+        Family,
+        KnownIssue,
+        Layer,
+        Parsers,
+        Recipe,
+        Revision,
+        Rule,
+        Segments,
+        Speculative,
+        Template,
+        Thinking,
+        ThinkingDecision,
+        Vocabulary,
+    )
+    from tito_core.families.hooks import hookimpl
+    from tito_core.families.registry import FamilyInfo, Registry, get_family, list_families, load
+    from tito_core.prompts.messages import Message, Tool, ToolCall
+    from tito_core.prompts.template import Parts, Rendered, Renderer, Span
+    from tito_core.responses.completion import Completion
+    from tito_core.sessions.session import Request, Sample, Session, Turn
+    from tito_core.tokens.append import Append
+    from tito_core.tokens.codec import Codec
+    from tito_core.tokens.compare import Comparator, Mismatch
+    from tito_core.tokens.encoder import Encoder
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "tito_core.families.family": (
+        "NATIVE AppendRoles Boundary Case Checkpoint ControlToken Deployment Family KnownIssue Layer Parsers Recipe "
+        "Revision Rule Segments Speculative Template Thinking ThinkingDecision Vocabulary"
+    ),
+    "tito_core.families.hooks": "hookimpl",
+    "tito_core.families.registry": "FamilyInfo Registry get_family list_families load",
+    "tito_core.prompts.messages": "Message Tool ToolCall",
+    "tito_core.prompts.template": "Parts Rendered Renderer Span",
+    "tito_core.responses.completion": "Completion",
+    "tito_core.sessions.session": "Request Sample Session Turn",
+    "tito_core.tokens.append": "Append",
+    "tito_core.tokens.codec": "Codec",
+    "tito_core.tokens.compare": "Comparator Mismatch",
+    "tito_core.tokens.encoder": "Encoder",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "NATIVE",
+    "Append",
+    "AppendRoles",
+    "Boundary",
+    "Case",
+    "Checkpoint",
+    "Codec",
+    "Comparator",
+    "Completion",
+    "ControlToken",
+    "Deployment",
+    "Encoder",
+    "Family",
+    "FamilyInfo",
+    "KnownIssue",
+    "Layer",
+    "Message",
+    "Mismatch",
+    "Parsers",
+    "Parts",
+    "Recipe",
+    "Registry",
+    "Rendered",
+    "Renderer",
+    "Request",
+    "Revision",
+    "Rule",
+    "Sample",
+    "Segments",
+    "Session",
+    "Span",
+    "Speculative",
+    "Template",
+    "Thinking",
+    "ThinkingDecision",
+    "Tool",
+    "ToolCall",
+    "Turn",
+    "Vocabulary",
+    "get_family",
+    "hookimpl",
+    "list_families",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tito_core' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
