@@ -196,13 +196,12 @@ class Session:
         mask = np.zeros(len(tokens), dtype=np.int8)
         logprobs = np.zeros(len(tokens), dtype=np.float32)
         spans: list[IdSpan] = []
-        for turn in self._turns:
-            end = len(turn.ids)
-            mask[end - turn.sampled : end] = 1
-            logprobs[end - turn.sampled : end] = turn.completion.logprobs
+        for turn, following in zip(self._turns, (*self._turns[1:], None), strict=True):
+            start = len(turn.ids) - turn.sampled
+            end = len(turn.ids) if following is None else following.ledger_kept
+            mask[start:end] = 1
+            logprobs[start:end] = turn.completion.logprobs[: end - start]
             spans += turn.spans
-        for turn, following in zip(self._turns, self._turns[1:], strict=False):
-            mask[following.ledger_kept : len(turn.ids)] = 0 if following.ledger_kept < len(turn.ids) else 1
         cut = len(tokens) if max_tokens is None else min(max_tokens, len(tokens))
         return [
             Sample(tokens[:cut], mask[:cut], logprobs[:cut], tuple(span for span in spans if span.start < cut))
