@@ -1,0 +1,88 @@
+"""The family `deepseekv32`: DeepSeek V3.2."""
+
+from __future__ import annotations
+
+from tito_core import (
+    AppendRoles,
+    Boundary,
+    ControlToken,
+    Family,
+    Parsers,
+    Revision,
+    Segments,
+    Thinking,
+    Vocabulary,
+    hookimpl,
+)
+
+from tito_deepseek.vocabulary import SPLIT_PATTERN
+
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+THINK, UNTHINK = "<think>", "</think>"
+
+VOCABULARIES = (
+    Vocabulary(
+        name="r1",
+        file="vocabularies/r1.json.gz",
+        sha256="ecb6f9fc369894346f0511f4074ca75cee5cd5f3b06d02f1ba35fcd39f8e121d",
+        title="DeepSeek R1",
+        stands_in_for="DeepSeek V3.2",
+    ),
+    Vocabulary(
+        name="v4",
+        file="vocabularies/v4.json.gz",
+        sha256="8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
+        title="DeepSeek V4",
+        stands_in_for="DeepSeek V3.2",
+    ),
+)
+
+
+@hookimpl
+def tito_family() -> Family:
+    """Roles and headers: a system message has no header of its own, so nothing can be sampled after one, and after a
+    user message it would be printed inside the opened assistant turn."""
+    return Family(
+        name="deepseekv32",
+        models=("deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V3.2-Speciale"),
+        model_types=("deepseek_v32",),
+        template="tito_deepseek.v32_encoding:V32Encoding",
+        fixed_kwargs={"drop_thinking": False},
+        append_roles=AppendRoles(
+            roles=frozenset({"tool", "user", "system", "assistant"}),
+            follows={
+                "assistant": frozenset({"tool", "user", "system", "assistant"}),
+                "tool": frozenset({"tool", "user", "assistant"}),
+                "user": frozenset({"user", "assistant"}),
+                "system": frozenset({"system", "user"}),
+            },
+            ends=frozenset({"tool", "user"}),
+        ),
+        thinking=Thinking(
+            aliases=("thinking", "enable_thinking", "thinking_mode"),
+            forward_as="thinking",
+            default=True,
+            words={"thinking_mode": {"thinking": True, "chat": False}},
+        ),
+        boundary=Boundary(stop=(EOS,)),
+        segments=Segments(
+            delimiters=(BOS, EOS, USER, ASSISTANT), headers=(ASSISTANT,), openers=(THINK, UNTHINK), ends=(EOS,)
+        ),
+        control_tokens=(
+            ControlToken(text=BOS, id=0),
+            ControlToken(text=EOS, id=1),
+            ControlToken(text=USER, id=128803),
+            ControlToken(text=ASSISTANT, id=128804),
+            ControlToken(text=THINK),
+            ControlToken(text=UNTHINK),
+        ),
+        split_pattern=SPLIT_PATTERN,
+        parsers={"sglang": Parsers(reasoning="deepseek-v3", tool_call="deepseekv32")},
+        revisions=(
+            Revision(name="open", kwargs={"answered": False}, note="a thinking opener whatever follows it"),
+            Revision(name="answered", kwargs={"answered": True}, note="a closed one where another message follows"),
+        ),
+        vocabularies=VOCABULARIES,
+        peers={"miles-tito-tokenizers": "deepseekv32"},
+    )

@@ -1,0 +1,1 @@
+"""The command tito: one file a command."""

@@ -1,0 +1,1 @@
+"""Declaring a family, and finding it among the installed plugins."""

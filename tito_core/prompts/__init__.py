@@ -1,0 +1,1 @@
+"""Messages to prompt text that knows where each part came from."""

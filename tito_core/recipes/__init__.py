@@ -1,0 +1,1 @@
+"""The settings that an engine serves a family with, and their rules."""

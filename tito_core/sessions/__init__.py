@@ -1,0 +1,1 @@
+"""Turns, their ids, and what a trainer may learn from them."""

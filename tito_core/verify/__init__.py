@@ -1,0 +1,1 @@
+"""Proving a family's promises on generated conversations and whole sessions."""
