@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Token-in token-out for reinforcement learning on language-model agents. Names are loaded on first use."""
 
 from __future__ import annotations
@@ -117,6 +116,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-=======
-"""Token-in token-out: the ids that an engine sampled are the ids that a trainer learns from."""
->>>>>>> packaging
