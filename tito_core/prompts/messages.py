@@ -7,6 +7,7 @@ index and role; nothing is guessed and the client's objects are never changed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -69,7 +70,10 @@ def normalise(
 
     `after` is the stored assistant message that `messages` are appended to, `start` the conversation index of the
     first of them. Every call of an assistant message is answered exactly once, directly after it, in any order; only
-    the last assistant message of all may stand unanswered. Raises MessageError.
+    the last assistant message of all may stand unanswered.
+
+    Arguments of a call are a JSON object, as a mapping or as text; whatever else stands there raises, empty text too.
+    Of a key that the text repeats the last value counts, as in every JSON parser. Raises MessageError.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise MessageError(f"messages is a {type(messages).__name__}, not a list of messages; pass a list")
@@ -92,6 +96,8 @@ def _message(message: Any, index: int, joiner: str) -> Message:
             index=index,
         )
     role = message.get("role")
+    if isinstance(role, str):
+        role = str.__str__(role)
     if not isinstance(role, str) or role not in ROLES:
         raise MessageError(
             f"message {index} has the role {role!r}; it must be one of {', '.join(sorted(ROLES))}", index=index, role=role
@@ -100,22 +106,24 @@ def _message(message: Any, index: int, joiner: str) -> Message:
     if message.get("function_call") is not None:
         raise MessageError(f"{where} has function_call, which no template prints; use tool_calls", index=index, role=role)
     reasoning = _reasoning(message, where, index, role)
-    calls: tuple[ToolCall, ...] = ()
-    if message.get("tool_calls"):
-        if role != "assistant":
-            raise MessageError(f"{where} has tool_calls; only an assistant makes calls", index=index, role=role)
-        calls = _tool_calls(message["tool_calls"], where, index)
+    if message.get("tool_calls") and role != "assistant":
+        raise MessageError(f"{where} has tool_calls; only an assistant makes calls", index=index, role=role)
+    calls = _tool_calls(message.get("tool_calls"), where, index, role)
     if reasoning and role != "assistant":
         raise MessageError(f"{where} has reasoning; only an assistant reasons", index=index, role=role)
-    tools: tuple[Tool, ...] = ()
-    response_format: Any = None
     for key in ("tools", "response_format"):
         if message.get(key) and role not in ("system", "developer"):
             raise MessageError(f"{where} has {key}; only a system or developer message may", index=index, role=role)
-    if message.get("tools"):
-        tools = _tools(message["tools"], f"{where} tools", index=index, role=role)
-    if message.get("response_format"):
-        response_format = _json(message["response_format"], f"{where} response_format", index=index, role=role)
+    tools = _tools(message.get("tools"), f"{where} tools", index=index, role=role)
+    response_format = message.get("response_format")
+    if response_format is not None:
+        if not isinstance(response_format, Mapping):
+            raise MessageError(
+                f"{where} has response_format of type {type(response_format).__name__}; it must be a JSON object",
+                index=index,
+                role=role,
+            )
+        response_format = _json(response_format, f"{where} response_format", index=index, role=role) or None
     call_id = message.get("tool_call_id") if role == "tool" else None
     if call_id is not None and not isinstance(call_id, str):
         raise MessageError(
@@ -145,15 +153,15 @@ def _content(content: Any, where: str, index: int, role: str, joiner: str) -> st
         )
     texts: list[str] = []
     for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
-            raise MessageError(
-                f"{where} content part {number} is {kind!r}, not text; this format prints text only",
-                index=index,
-                role=role,
-                part=number,
-            )
-        texts.append(_text(part["text"], f"{where} content part {number}", index=index, role=role))
+        at = f"{where} content part {number}"
+        place: dict[str, Any] = {"index": index, "role": role, "part": number}
+        if not isinstance(part, Mapping):
+            raise MessageError(f"{at} is a {type(part).__name__}; send {{'type': 'text', 'text': ...}}", **place)
+        if (kind := part.get("type")) not in ("text", "input_text"):
+            raise MessageError(f"{at} has the type {kind!r}; this format prints text only", **place)
+        if not isinstance(text := part.get("text"), str):
+            raise MessageError(f"{at} has text of type {type(text).__name__}; it must be a string", **place)
+        texts.append(_text(text, at, **place))
     return joiner.join(texts)
 
 
@@ -177,15 +185,17 @@ def _reasoning(message: Mapping[str, Any], where: str, index: int, role: str) ->
     return next(iter(found.values()), "")
 
 
-def _tool_calls(calls: Any, where: str, index: int) -> tuple[ToolCall, ...]:
+def _tool_calls(calls: Any, where: str, index: int, role: str) -> tuple[ToolCall, ...]:
+    if calls is None:
+        return ()
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
         raise MessageError(
-            f"{where} has tool_calls of type {type(calls).__name__}; it must be a list", index=index, role="assistant"
+            f"{where} has tool_calls of type {type(calls).__name__}; it must be a list", index=index, role=role
         )
     made = []
     for number, call in enumerate(calls):
         at = f"{where} tool call {number}"
-        place: dict[str, Any] = {"index": index, "role": "assistant", "call": number}
+        place: dict[str, Any] = {"index": index, "role": role, "call": number}
         if isinstance(call, ToolCall):
             made.append(call)
             continue
@@ -204,7 +214,7 @@ def _tool_calls(calls: Any, where: str, index: int) -> tuple[ToolCall, ...]:
         raise MessageError(
             f"{where} has two tool calls with the id {twice[0]!r}; results could not be told apart",
             index=index,
-            role="assistant",
+            role=role,
             id=twice[0],
         )
     return tuple(made)
@@ -222,10 +232,10 @@ def _arguments(arguments: Any, at: str, place: dict[str, Any]) -> tuple[dict[str
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError) as cause:
-        raise MessageError(f"{at} has arguments that are not JSON ({cause}); send a JSON object", **place) from None
+        raise MessageError(f"{at} has arguments that can't be read as JSON ({cause}); send a JSON object", **place) from None
     if not isinstance(parsed, dict):
         raise MessageError(
-            f"{at} has arguments that are a JSON {type(parsed).__name__}; send a JSON object", **place
+            f"{at} has arguments that are JSON, but a {type(parsed).__name__}; send a JSON object", **place
         )
     return _json(parsed, f"{at} arguments", **place), arguments
 
@@ -352,6 +362,8 @@ def _matched(asked: tuple[ToolCall, ...], results: list[Message], asker: int, fi
 
 
 def _text(value: str, where: str, **place: Any) -> str:
+    if type(value) is not str:  # an enum's member would print its own name
+        value = str.__str__(value)
     if not value.isascii():
         try:
             value.encode()
@@ -365,11 +377,24 @@ def _text(value: str, where: str, **place: Any) -> str:
 
 
 def _json(value: Any, where: str, depth: int = 0, **place: Any) -> Any:
-    """A copy that shares nothing mutable with the client's value and holds JSON types only."""
+    """A copy that shares nothing mutable with the client's value and holds plain JSON types only."""
     if isinstance(value, str):
         return _text(value, where, **place)
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise MessageError(f"{where} holds {float(value)!r}, which JSON can't write; send null or a string", **place)
+        return float(value)
+    if isinstance(value, int):
+        try:
+            int.__repr__(value)
+        except ValueError:
+            raise MessageError(
+                f"{where} holds an integer of {value.bit_length()} bits, more than Python prints; send it as a string",
+                **place,
+            ) from None
+        return int(value)
     if depth >= MAX_DEPTH:
         raise MessageError(f"{where} nests deeper than {MAX_DEPTH} levels", **place)
     if isinstance(value, Mapping):
