@@ -1,0 +1,156 @@
+"""What a check works with: one codec, an encoder that is not ours, and a conversation driven through the joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tito_core.engines.scripted import ScriptedEngine
+from tito_core.errors import EncodingError, TitoError
+from tito_core.families.family import AppendRoles, ThinkingDecision
+from tito_core.prompts.messages import Message
+from tito_core.responses.completion import Completion
+from tito_core.tokens.append import Append, FinishReason, Ids
+from tito_core.tokens.codec import Codec
+from tito_core.verify.cases import Conversation
+
+__all__ = ["Bench", "Broken", "Step", "StoredTurn", "same_ids"]
+
+AROUND = 6
+"""How many ids are shown on either side of a first difference."""
+
+
+class Broken(AssertionError):
+    """A promise that did not hold. `details` are fields of a report's Failure."""
+
+    def __init__(self, what: str, **details: Any) -> None:
+        super().__init__(what)
+        self.what = what
+        self.details = details
+
+
+@dataclass(frozen=True)
+class StoredTurn:
+    """A turn as joining sees it; held by the verifier itself, not by a session."""
+
+    ids: Ids
+    sampled: int
+    message: Message
+    finish_reason: FinishReason
+    decision: ThinkingDecision
+    length: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One prompt of a conversation: the turn it continues (None for the first), and the messages it holds."""
+
+    number: int
+    turn: StoredTurn | None
+    append: Append
+    decision: ThinkingDecision
+
+
+@dataclass
+class Bench:
+    """One vocabulary's codec and what checks share. `encode` is `tokenizers` itself: none of our own encoding."""
+
+    codec: Codec
+    roles: AppendRoles
+    seed: int
+    _last: tuple[Conversation, list[Step]] | None = field(default=None, repr=False)
+
+    def encode(self, text: str) -> Ids:
+        """Ids of a text as an engine encodes it, int32."""
+        return np.array(self.codec.encoder.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def text(self, conversation: Conversation, messages: Sequence[Any], decision: ThinkingDecision) -> str:
+        """The full render of a conversation from its start."""
+        return self.codec.render(messages, tools=conversation.tools, decision=decision).text
+
+    def plain(self, conversation: Conversation) -> bool:
+        """Whether the conversation holds no control text, so that an engine's encoding of its render is the truth."""
+        rendered = self.codec.render(
+            conversation.messages(), tools=conversation.tools, decision=self.codec.decide(conversation.thinking)
+        )
+        try:
+            self.codec.encode(rendered, "reject")
+        except EncodingError:
+            return False
+        return True
+
+    def canonical(self, conversation: Conversation) -> bool:
+        """Whether this conversation's completions are sampled in canonical ids; half of them are."""
+        return conversation.rounds[0].seed % 2 == 0
+
+    def steps(self, conversation: Conversation) -> list[Step]:
+        """Every prompt of a conversation, joined. The checks of one conversation share them."""
+        if self._last is None or self._last[0] is not conversation:
+            try:
+                self._last = (conversation, self._drive(conversation))
+            except TitoError as cause:
+                raise Broken(
+                    f"{type(cause).__name__}: {cause}",
+                    message_index=cause.where.get("index"),
+                    role=cause.where.get("role"),
+                ) from cause
+        return self._last[1]
+
+    def _drive(self, conversation: Conversation) -> list[Step]:
+        codec = self.codec
+        decision = codec.decide(conversation.thinking)
+        append = codec.prompt(conversation.prompt, tools=conversation.tools, decision=decision)
+        steps = [Step(0, None, append, decision)]
+        length = len(conversation.prompt)
+        for number, one in enumerate(conversation.rounds, 1):
+            engine = ScriptedEngine(codec, one.seed, canonical=self.canonical(conversation))
+            completion = engine.say(one.assistant, decision, stop="" if one.stopped else None)
+            length += 1
+            turn = stored(codec, append, completion, decision, length)
+            append = codec.append(turn, one.appended, append_roles=self.roles)
+            steps.append(Step(number, turn, append, decision))
+            length += len(one.appended)
+        return steps
+
+
+def stored(
+    codec: Codec, append: Append, completion: Completion, decision: ThinkingDecision, length: int
+) -> StoredTurn:
+    assert completion.message is not None
+    return StoredTurn(
+        ids=np.concatenate((append.ids, np.asarray(completion.ids))),
+        sampled=len(completion.ids),
+        message=codec.normalise([completion.message], start=length - 1)[0],
+        finish_reason=completion.finish_reason,
+        decision=decision,
+        length=length,
+    )
+
+
+def same_ids(bench: Bench, expected: Ids, actual: Ids, what: str, *, offset: int = 0, **details: Any) -> None:
+    """Raises Broken, with both runs around the first differing id. `offset` is where `expected` begins in a prompt."""
+    if np.array_equal(expected, actual):
+        return
+    shared = min(len(expected), len(actual))
+    differing = np.flatnonzero(expected[:shared] != actual[:shared])
+    first = int(differing[0]) if len(differing) else shared
+    run = expected[max(0, first - AROUND) : first + AROUND]
+    other = actual[max(0, first - AROUND) : first + AROUND]
+    decode = bench.codec.decode
+    got = _one(decode, actual, first)
+    raise Broken(
+        f"{what}: first id that differs {first + offset}: got {got}, expected {_one(decode, expected, first)}",
+        first_index=first + offset,
+        expected_ids=tuple(run.tolist()),
+        actual_ids=tuple(other.tolist()),
+        expected_text=decode(run),
+        actual_text=decode(other),
+        **details,
+    )
+
+
+def _one(decode: Any, ids: Ids, place: int) -> str:
+    return f"{int(ids[place])} {decode(ids[place : place + 1])!r}" if place < len(ids) else "nothing"
