@@ -1,0 +1,704 @@
+"""Text to ids and back: exactly as `tokenizers` would, fast, and with content kept content.
+
+Every added token of a vocabulary is a control token here, whether or not it is flagged special. What an encoder may
+produce them from depends on the mode:
+
+- `literal`: from what the template printed, never from content;
+- `reject`: the same ids, but content that spells a control token raises;
+- `engine`: from anywhere, as an engine that is sent the text would.
+
+Text is cut at structural control tokens only, and what lies between two of them is encoded once, whole: BPE merges
+across the edge of content and template, so two halves encoded alone would give other ids.
+
+Supported are byte-level BPE vocabularies. Everything else raises EncodingError at load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import tiktoken
+from tokenizers import Tokenizer, normalizers, processors
+
+from tito_core.errors import CheckpointError, EncodingError
+from tito_core.prompts.template import Rendered, Source, Span
+
+__all__ = ["Encoded", "Encoder", "IdSpan", "Ids", "Mode"]
+
+Mode = Literal["literal", "reject", "engine"]
+Ids = npt.NDArray[np.int32]
+
+GPT2_PATTERN: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What `ByteLevel(use_regex=true)` splits by."""
+
+CACHED_RUNS: Final = 4096
+CACHED_RUN_CHARACTERS: Final = 512
+
+
+class IdSpan(NamedTuple):
+    """Ids `start` to `end` of a prompt, and where their text came from: the fields of `Span`, counted in ids."""
+
+    start: int
+    end: int
+    source: Source
+    index: int
+    role: str
+
+
+class _Added(NamedTuple):
+    """An added token. `context` names the flag by which its match would depend on what stands around it."""
+
+    id: int
+    text: str
+    normalized: bool
+    context: str | None
+
+
+class _Piece(NamedTuple):
+    """Characters `start` to `end` of a prompt, encoded as ids `first` to `last`; a control token where `control`."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+    control: bool
+
+
+class Encoded:
+    """A prompt's ids (int32, C-contiguous, one dimension) and where they came from."""
+
+    __slots__ = ("_encoder", "_pieces", "_rendered", "_spans", "ids")
+
+    def __init__(self, ids: Ids, rendered: Rendered, pieces: Sequence[_Piece], encoder: Encoder) -> None:
+        self.ids = ids
+        self._rendered = rendered
+        self._pieces = pieces
+        self._encoder = encoder
+        self._spans: tuple[IdSpan, ...] | None = None
+
+    @property
+    def spans(self) -> tuple[IdSpan, ...]:
+        """Spans that cover the ids without a gap, computed when first asked for.
+
+        A token that straddles two parts belongs to the part that it starts in; a part without a token has no span.
+        """
+        if self._spans is None:
+            self._spans = tuple(self._located())
+        return self._spans
+
+    def __repr__(self) -> str:
+        return f"Encoded({len(self.ids)} ids, {len(self._rendered.spans)} parts)"
+
+    def _located(self) -> Iterable[IdSpan]:
+        parts = self._rendered.spans
+        edges = [span.start for span in parts[1:]]
+        firsts = [0, *self._first_ids(edges), len(self.ids)]
+        for span, start, end in zip(parts, firsts, firsts[1:], strict=False):
+            if start < end:
+                yield IdSpan(start, end, span.source, span.index, span.role)
+
+    def _first_ids(self, edges: Sequence[int]) -> Iterable[int]:
+        """For each edge, ascending character positions, how many ids start before it."""
+        pieces, place, starts = self._pieces, 0, None
+        for edge in edges:
+            while place < len(pieces) and pieces[place].end <= edge:
+                place, starts = place + 1, None
+            if place == len(pieces):
+                yield len(self.ids)
+                continue
+            piece = pieces[place]
+            if edge <= piece.start:
+                yield piece.first
+            elif piece.control:
+                yield piece.last
+            else:
+                if starts is None:
+                    text = self._rendered.text[piece.start : piece.end]
+                    starts = self._encoder._starts(text, self.ids[piece.first : piece.last])
+                yield piece.first + int(np.searchsorted(starts, edge - piece.start))
+
+
+class Encoder:
+    """Exact and fast text to ids, for one tokenizer.json.
+
+    `sha256` is that of the tokenizer.json, `size` the largest id plus one. `fast` says whether `tiktoken` is in use:
+    it is where its ids are proven the same at load; otherwise `slow_reason` says why not, and the ids are the same,
+    five to eight times as slowly. An encoder is not changed by use and can be shared by threads.
+    """
+
+    sha256: str
+    size: int
+    fast: bool
+    slow_reason: str | None
+
+    def __init__(self, data: bytes, split_pattern: str | None = None) -> None:
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        try:
+            declared = json.loads(data)
+            self._engine = Tokenizer.from_buffer(data)
+        except Exception as cause:
+            raise EncodingError(f"this is not a tokenizer.json that `tokenizers` can read: {cause}") from cause
+        self._engine.no_truncation()
+        self._engine.no_padding()
+        # It adds nothing where no special tokens are asked for, but may trim the offsets that spans are made from.
+        self._engine.post_processor = processors.Sequence([])  # type: ignore[assignment]
+        _check_supported(declared)
+        # The same model without its added tokens: plain text only. The model itself is shared, not copied.
+        self._plain = Tokenizer(self._engine.model)
+        self._plain.pre_tokenizer = self._engine.pre_tokenizer
+        if self._engine.normalizer is not None:
+            self._plain.normalizer = self._engine.normalizer
+
+        self._added = {token.text: token for token in map(_added, declared.get("added_tokens") or ()) if token.text}
+        self._control_patterns = tuple(
+            re.compile(_trie(sorted(texts)))
+            for normalized in (False, True)
+            if (texts := [token.text for token in self._added.values() if token.normalized is normalized])
+        )
+        self._any_added = re.compile(_trie(sorted(self._added))) if self._added else None
+        self._longest_added = max(map(len, self._added), default=0)
+        self._controls = {token.text: np.array([token.id], np.int32) for token in self._added.values()}
+        self._structures: dict[str, tuple[tuple[int, int, Ids], ...]] = {}
+
+        vocab: dict[str, int] = declared["model"]["vocab"]
+        self.size = 1 + max([*vocab.values(), *(token.id for token in self._added.values())], default=-1)
+        self._bytes = _byte_table(vocab, self._added.values(), self.size)
+        self._lengths = np.fromiter((len(token or b"") for token in self._bytes), np.int32, self.size)
+
+        self._normalizer = _normalizer(declared.get("normalizer"))
+        self._tiktoken: tiktoken.Encoding | None = None
+        self._id_of_rank: Ids | None = None
+        self.slow_reason = self._make_fast(declared, split_pattern)
+        self.fast = self.slow_reason is None
+
+    @classmethod
+    def from_json(cls, data: bytes, *, split_pattern: str | None = None) -> Encoder:
+        """The encoder for a tokenizer.json's bytes. Raises EncodingError where it is not supported.
+
+        `split_pattern` is one regular expression that splits as the tokenizer's own pre-tokenizer does; it is
+        checked against it, and makes encoding fast where the pre-tokenizer is not a single expression itself.
+        """
+        return cls(data, split_pattern)
+
+    @classmethod
+    def from_checkpoint(cls, path: Path, *, split_pattern: str | None = None) -> Encoder:
+        """The encoder for a directory in Hugging Face layout. Raises CheckpointError where it has no tokenizer.
+
+        Without a tokenizer.json, `transformers` converts what is there; nothing is downloaded, and no code of the
+        checkpoint is run.
+        """
+        file = path / "tokenizer.json"
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError:
+            data = _converted(path)
+        except OSError as cause:
+            raise CheckpointError(f"{file} can't be read: {cause}", path=str(file)) from cause
+        try:
+            return cls(data, split_pattern)
+        except EncodingError as cause:
+            raise EncodingError(f"{file}: {cause}", **cause.where) from cause
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the added token that is spelled `text`; None where there is no such added token."""
+        token = self._added.get(text)
+        return None if token is None else token.id
+
+    def encode(self, rendered: Rendered, mode: Mode = "literal") -> Encoded:
+        """A prompt's ids. Raises EncodingError, with the message's index and role where one is to blame."""
+        text, spans = rendered
+        place = 0
+        for span in spans:
+            if span.start != place or span.end < place:
+                raise EncodingError(f"the spans of a rendered text leave it at character {place}: next is {span}")
+            place = span.end
+        if place != len(text):
+            raise EncodingError(f"the spans of a rendered text end at character {place} of {len(text)}")
+        if mode == "engine":
+            return self._encode_as_engine(rendered)
+        if mode == "reject":
+            self._refuse_control_text(rendered)
+        elif mode != "literal":
+            raise EncodingError(f"no encoding mode is named {mode!r}; choose literal, reject or engine")
+
+        cuts: list[tuple[int, int, Ids]] = []
+        for start, end in _template_runs(spans):
+            for first, last, control in self._structure(text[start:end]):
+                cuts.append((start + first, start + last, control))
+        texts: list[str] = []
+        bounds: list[tuple[int, int, Ids | None]] = []
+        place = 0
+        for start, end, control in cuts:
+            if place < start:
+                texts.append(text[place:start])
+                bounds.append((place, start, None))
+            bounds.append((start, end, control))
+            place = end
+        if place < len(text):
+            texts.append(text[place:])
+            bounds.append((place, len(text), None))
+        try:
+            encoded = iter(self._encode_texts(texts))
+        except _LoneSurrogate as fault:
+            raise _surrogate_error(rendered) from fault
+        arrays: list[Ids] = []
+        pieces: list[_Piece] = []
+        count = 0
+        for start, end, control in bounds:
+            ids = next(encoded) if control is None else control
+            arrays.append(ids)
+            pieces.append(_Piece(start, end, count, count := count + len(ids), control is not None))
+        ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+        return Encoded(ids, rendered, pieces, self)
+
+    def encode_text(self, text: str) -> Ids:
+        """Plain text's ids (int32). No added token is ever produced. Raises EncodingError for a lone surrogate."""
+        try:
+            return self._encode_texts([text])[0] if text else np.empty(0, np.int32)
+        except _LoneSurrogate as fault:
+            raise _surrogate_error(Rendered(text, ())) from fault
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
+        """The text of ids, added tokens included; bytes that are not UTF-8 become U+FFFD. Raises for an unknown id."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
+        """The UTF-8 bytes of ids, added tokens included. Raises EncodingError for an unknown id."""
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise EncodingError(f"ids must be one row of integers, not {array.dtype} of shape {array.shape}")
+        if array.size and (array.min() < 0 or array.max() >= self.size):
+            raise self._unknown(array)
+        table = self._bytes
+        try:
+            return b"".join([table[number] for number in array.tolist()])  # type: ignore[misc]
+        except TypeError:
+            raise self._unknown(array) from None
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of one id. Raises EncodingError where the vocabulary has none."""
+        return self.decode_bytes([id])
+
+    def _unknown(self, ids: npt.NDArray[Any]) -> EncodingError:
+        place, number = next(
+            (place, number)
+            for place, number in enumerate(ids.tolist())
+            if not 0 <= number < self.size or self._bytes[number] is None
+        )
+        return EncodingError(
+            f"id {number} at place {place} is not in the vocabulary (ids below {self.size}, sha256 "
+            f"{self.sha256[:8]}); decode with the vocabulary that the ids were made with",
+            id=number,
+            place=place,
+        )
+
+    def _structure(self, run: str) -> tuple[tuple[int, int, Ids], ...]:
+        """Where control tokens stand in a run of template text: start and end in it, and the id as an array."""
+        found = self._structures.get(run)
+        if found is None:
+            found = tuple(self._controls_in(run))
+            if len(run) <= CACHED_RUN_CHARACTERS:
+                if len(self._structures) >= CACHED_RUNS:
+                    self._structures.clear()
+                self._structures[run] = found
+        return found
+
+    def _controls_in(self, run: str) -> list[tuple[int, int, Ids]]:
+        # As `tokenizers`: leftmost and longest, first the tokens that are not normalised, then the others between.
+        found: list[tuple[int, int]] = []
+        for pattern in self._control_patterns:
+            edges = [(0, 0), *found, (len(run), len(run))]
+            for (_, start), (end, _) in zip(edges, edges[1:], strict=False):
+                found += [match.span() for match in pattern.finditer(run, start, end)]
+            found.sort()
+        for start, end in found:
+            token = self._added[run[start:end]]
+            if token.context:
+                raise EncodingError(
+                    f"the template prints the added token {token.text!r} (id {token.id}), which is declared "
+                    f"{token.context}: what it matches depends on the text around it, which is not supported; "
+                    f"declare it without {token.context}",
+                    id=token.id,
+                )
+        return [(start, end, self._controls[run[start:end]]) for start, end in found]
+
+    def _refuse_control_text(self, rendered: Rendered) -> None:
+        pattern, text = self._any_added, rendered.text
+        if pattern is None:
+            return
+        for start, end in _content_runs(rendered.spans):
+            limit = min(end + self._longest_added - 1, len(text))
+            place = max(start - self._longest_added + 1, 0)
+            while (match := pattern.search(text, place, limit)) and match.start() < end:
+                if match.end() > start:
+                    raise self._control_text_error(rendered, max(match.start(), start), match.group())
+                place = match.start() + 1
+        if self._normalizer == "nfc" and not text.isascii():
+            for span in rendered.spans:
+                if span.source == "content" and (match := pattern.search(_nfc(text[span.start : span.end]))):
+                    raise self._control_text_error(rendered, span.start, match.group())
+
+    def _control_text_error(self, rendered: Rendered, place: int, found: str) -> EncodingError:
+        span = next(span for span in rendered.spans if span.end > place and span.source == "content")
+        number = self._added[found].id
+        return EncodingError(
+            f"message {span.index} ({span.role}) spells the control token {found!r} (id {number}) in its content; "
+            "take it out, or encode in mode literal, which keeps it ordinary text",
+            index=span.index,
+            role=span.role,
+            id=number,
+        )
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each plain text, by the fast path where there is one."""
+        fast = self._tiktoken
+        if fast is None:
+            return [self._slow(text) for text in texts]
+        if self._normalizer == "nfc":
+            texts = [text if text.isascii() else _nfc(text) for text in texts]
+        encoded: list[Ids] = []
+        for text in texts:
+            try:
+                ids = fast.encode_to_numpy(text, disallowed_special=()).view(np.int32)
+            except UnicodeEncodeError as cause:
+                raise _LoneSurrogate from cause
+            except ValueError:  # the expression's backtracking limit: 1,000,000 spaces reach it
+                ids = self._slow(text)
+            except BaseException as cause:
+                if type(cause).__name__ != "PanicException":
+                    raise
+                ids = self._slow(text)
+            else:
+                if self._id_of_rank is not None:
+                    ids = self._id_of_rank[ids]
+            encoded.append(ids)
+        # `tiktoken` leaves out what its expression does not match; `tokenizers` keeps it.
+        size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+        if sum(int(self._lengths[ids].sum()) for ids in encoded) != size:
+            return [self._slow(text) for text in texts]
+        return encoded
+
+    def _slow(self, text: str) -> Ids:
+        try:
+            return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+        except UnicodeEncodeError as cause:
+            raise _LoneSurrogate from cause
+
+    def _encode_as_engine(self, rendered: Rendered) -> Encoded:
+        try:
+            ids = np.array(self._engine.encode(rendered.text, add_special_tokens=False).ids, np.int32)
+        except UnicodeEncodeError as cause:
+            raise _surrogate_error(rendered) from cause
+        piece = _Piece(0, len(rendered.text), 0, len(ids), False)
+        return Encoded(ids, rendered, [piece], self)
+
+    def _starts(self, text: str, ids: Ids) -> npt.NDArray[np.int64]:
+        """The character of `text` in which each of its ids starts."""
+        lengths = self._lengths[ids]
+        if int(lengths.sum()) == len(data := text.encode()):
+            starts = np.cumsum(lengths) - lengths
+            if len(data) == len(text):
+                return starts
+            leading = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
+            return (np.cumsum(leading) - 1)[starts]
+        for tokenizer in (self._plain, self._engine):
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            if encoding.ids == ids.tolist():
+                return np.array([start for start, _ in encoding.offsets], np.int64)
+        raise EncodingError("ids and text of a prompt no longer belong together; encode it again")
+
+    def _make_fast(self, declared: Mapping[str, Any], split_pattern: str | None) -> str | None:
+        """Sets up `tiktoken`; says why not, where its ids can't be proven the same."""
+        if self._normalizer == "other":
+            return "its normalizer is neither empty nor NFC"
+        pattern = split_pattern or _split_pattern(declared["pre_tokenizer"])
+        if pattern is None:
+            return "its pre-tokenizer is not a single expression, and no split pattern was given"
+        ranks = _Ranks.of(declared["model"], self._bytes)
+        if isinstance(ranks, str):
+            return ranks
+        try:
+            self._tiktoken = tiktoken.Encoding(
+                self.sha256[:8], pat_str=pattern, mergeable_ranks=ranks.by_bytes, special_tokens={}
+            )
+        except ValueError as cause:
+            return f"its split pattern can't be compiled: {cause}"
+        self._id_of_rank = ranks.id_of_rank
+        for text in _sample():
+            if not np.array_equal(self._encode_texts([text])[0], self._slow(text)):
+                self._tiktoken = None
+                return f"the split pattern splits other than its pre-tokenizer: the ids of {text[:40]!r} differ"
+        return None
+
+
+class _LoneSurrogate(Exception):
+    """Text that has no UTF-8 form."""
+
+
+class _Ranks(NamedTuple):
+    """A vocabulary's entries by merge order, as `tiktoken` takes them. `id_of_rank` where ids are in another order."""
+
+    by_bytes: dict[bytes, int]
+    id_of_rank: Ids | None
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any], table: Sequence[bytes | None]) -> _Ranks | str:
+        """What `tiktoken` needs, or why its merging would not equal that of `tokenizers`.
+
+        It merges whatever neighbours spell an entry, `tokenizers` only the pairs it lists. The two are equal where
+        every entry has one pair and its own text is merged into that pair first: a state in which other
+        neighbours spell the entry is then never reached. Entries that no pair makes are left out.
+        """
+        vocab: dict[str, int] = model["vocab"]
+        merges = model["merges"]
+        if merges and isinstance(merges[0], str):
+            flat = " ".join(merges).split(" ")
+            lefts, rights = flat[::2], flat[1::2]
+            if len(flat) != 2 * len(merges):
+                return "a merge is not two entries"
+        else:
+            lefts, rights = [left for left, _ in merges], [right for _, right in merges]
+        count = len(merges)
+        try:
+            alphabet = [vocab[character] for character in _CHARACTERS]
+            left, right, made = (
+                np.fromiter(map(vocab.__getitem__, names), np.int32, count)
+                for names in (lefts, rights, map(str.__add__, lefts, rights))
+            )
+        except KeyError as missing:
+            return f"the vocabulary has no entry {missing}"
+        ids = np.concatenate([np.array(alphabet, np.int32), made])
+        rank_of = np.full(len(table), -1, np.int64)
+        rank_of[ids] = np.arange(len(ids))
+        if len(np.unique(ids)) != len(ids):
+            return "several merges make the same entry"
+        parts = rank_of[left], rank_of[right]
+        if count and min(int(part.min()) for part in parts) < 0:
+            return "a merge joins an entry that no merge makes"
+        if (fault := _unmergeable(*parts)) is not None:
+            return f"the entry {lefts[fault] + rights[fault]!r} is not what its own text is merged into"
+        in_order = not count or bool((np.diff(made) > 0).all())
+        numbers = ids.tolist()
+        by_bytes = {
+            cast(bytes, table[number]): number if in_order else rank for rank, number in enumerate(numbers)
+        }
+        return cls(by_bytes, None if in_order else ids)
+
+
+def _unmergeable(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> int | None:
+    """The first merge whose entry's own text is merged otherwise; merge i joins `left[i]`, `right[i]` into 256 + i.
+
+    Undoes merges on both sides of the seam between the two parts, latest first, and looks for a pair across the seam
+    that would have been merged before.
+    """
+    count = len(left)
+    span = 256 + count
+    keys = left * span + right
+    order = np.argsort(keys)
+    keys = keys[order]
+    heads = np.concatenate([np.arange(256), left])
+    tails = np.concatenate([np.arange(256), right])
+    before, after, limit, merge = left, right, np.arange(256, span), np.arange(count)
+    fault = count
+    while len(merge):
+        wanted = before * span + after
+        place = np.minimum(np.searchsorted(keys, wanted), count - 1)
+        early = (keys[place] == wanted) & (order[place] + 256 < limit)
+        if early.any():
+            fault = min(fault, int(merge[early].min()))
+        open_ = (np.maximum(before, after) >= 256) & ~early
+        before, after, merge = before[open_], after[open_], merge[open_]
+        undo = before > after
+        limit = np.where(undo, before, after + 1)
+        before, after = np.where(undo, tails[before], before), np.where(undo, after, heads[after])
+    return fault if fault < count else None
+
+
+def _characters() -> str:
+    """The character that byte-level vocabularies write each byte as, in the order of the bytes."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+_CHARACTERS: Final = _characters()
+
+
+def _byte_table(vocab: Mapping[str, int], added: Iterable[_Added], size: int) -> list[bytes | None]:
+    """The bytes of each id; None where there is none. An entry not in byte-level characters stands for its text."""
+    byte_of = np.full(0x200, 0x100, np.uint16)
+    byte_of[[ord(character) for character in _CHARACTERS]] = np.arange(256)
+    points = np.frombuffer("".join(vocab).encode("utf-32-le", "surrogatepass"), np.uint32)
+    values = byte_of[np.minimum(points, 0x1FF)]
+    data = values.astype(np.uint8).tobytes()
+    table: list[bytes | None] = [None] * size
+    end = 0
+    for text, number in vocab.items():
+        start, end = end, end + len(text)
+        table[number] = data[start:end]
+    if (values > 0xFF).any():
+        known = frozenset(_CHARACTERS)
+        for text, number in vocab.items():
+            if not known.issuperset(text):
+                table[number] = text.encode()
+    for token in added:
+        table[token.id] = token.text.encode()
+    return table
+
+
+def _added(declared: Mapping[str, Any]) -> _Added:
+    context = next((flag for flag in ("lstrip", "rstrip", "single_word") if declared.get(flag)), None)
+    return _Added(declared["id"], declared["content"], bool(declared.get("normalized")), context)
+
+
+def _trie(texts: Sequence[str]) -> str:
+    """An expression that matches the longest of `texts` (sorted, distinct) at a place, without trying each."""
+    optional = texts[0] == ""
+    groups: dict[str, list[str]] = {}
+    for text in texts[optional:]:
+        groups.setdefault(text[0], []).append(text)
+    branches = []
+    for group in groups.values():
+        prefix = commonprefix(group)
+        rest = [text[len(prefix) :] for text in group]
+        branches.append(re.escape(prefix) + (f"(?:{_trie(rest)})" if len(rest) > 1 else ""))
+    expression = "|".join(branches)
+    return f"(?:{expression})?" if optional else expression
+
+
+def _flat(declared: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    if declared is None:
+        return []
+    if declared["type"] == "Sequence":
+        return [part for inner in declared[key] for part in _flat(inner, key)]
+    return [declared]
+
+
+def _check_supported(declared: Mapping[str, Any]) -> None:
+    model = declared["model"]
+    splits = _flat(declared.get("pre_tokenizer"), "pretokenizers")
+    normal = _flat(declared.get("normalizer"), "normalizers")
+    if any(part["type"] == "Metaspace" for part in splits) or any(part["type"] == "Prepend" for part in normal):
+        raise EncodingError(
+            "this tokenizer puts a marker before whatever text it is given (SentencePiece-style prepend), so a suffix "
+            "encoded alone would have other ids; it is not supported yet"
+        )
+    if any(part["type"] == "ByteLevel" and part.get("add_prefix_space") for part in splits):
+        raise EncodingError(
+            "this tokenizer puts a space before whatever text it is given (ByteLevel with add_prefix_space), so a "
+            "suffix encoded alone would have other ids; it is not supported yet"
+        )
+    if model.get("type") != "BPE" or not splits or splits[-1]["type"] != "ByteLevel" or model.get("byte_fallback"):
+        raise EncodingError(
+            f"this tokenizer is not byte-level BPE (model {model.get('type')}, pre-tokenizer "
+            f"{', '.join(part['type'] for part in splits) or 'none'}); others are not supported yet"
+        )
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise EncodingError(f"this tokenizer's model has {key} {model[key]!r}, which is not supported")
+
+
+def _normalizer(declared: Mapping[str, Any] | None) -> Literal["none", "nfc", "other"]:
+    parts = [part["type"] for part in _flat(declared, "normalizers")]
+    return "none" if not parts else "nfc" if parts == ["NFC"] else "other"
+
+
+def _split_pattern(declared: Mapping[str, Any]) -> str | None:
+    parts = _flat(declared, "pretokenizers")
+    *splits, last = parts
+    if not splits:
+        return GPT2_PATTERN if last.get("use_regex", True) else None
+    split = splits[0]
+    if len(splits) > 1 or last.get("use_regex", True) or split["type"] != "Split":
+        return None
+    if split["behavior"] != "Isolated" or split.get("invert"):
+        return None
+    return split["pattern"].get("Regex")
+
+
+_NFC: Final = normalizers.NFC()
+
+
+def _nfc(text: str) -> str:
+    # By `tokenizers`, not unicodedata: the two may know different versions of Unicode.
+    try:
+        return _NFC.normalize_str(text)
+    except UnicodeEncodeError as cause:
+        raise _LoneSurrogate from cause
+
+
+def _template_runs(spans: Sequence[Span]) -> Iterable[tuple[int, int]]:
+    return _runs(spans, "template")
+
+
+def _content_runs(spans: Sequence[Span]) -> Iterable[tuple[int, int]]:
+    return _runs(spans, "content")
+
+
+def _runs(spans: Sequence[Span], source: Source) -> Iterable[tuple[int, int]]:
+    """Start and end of each maximal run of neighbouring spans of one source, empty spans left out."""
+    start = end = -1
+    for span in spans:
+        if span.source != source or span.start == span.end:
+            continue
+        if span.start != end:
+            if end > start:
+                yield start, end
+            start = span.start
+        end = span.end
+    if end > start:
+        yield start, end
+
+
+def _surrogate_error(rendered: Rendered) -> EncodingError:
+    text, spans = rendered
+    place = next(place for place, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+    span = next((span for span in spans if span.start <= place < span.end), None)
+    where = f"message {span.index} ({span.role})" if span else "the text"
+    return EncodingError(
+        f"{where} holds the lone surrogate {text[place]!r} at character {place - (span.start if span else 0)}, which "
+        "is not text; decode the bytes it came from with errors='replace'",
+        **({"index": span.index, "role": span.role} if span else {}),
+    )
+
+
+def _converted(path: Path) -> bytes:
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory; pass a checkpoint in Hugging Face layout", path=str(path))
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+        return cast(str, tokenizer.backend_tokenizer.to_str()).encode()
+    except Exception as cause:
+        raise CheckpointError(
+            f"{path} has no tokenizer.json, and transformers can't make one from what is there: {cause}; save the "
+            "tokenizer with tokenizer.save_pretrained, which writes it",
+            path=str(path),
+        ) from cause
+
+
+def _sample() -> list[str]:
+    """Texts in which two ways to split would differ: each kind of character beside each other kind."""
+    kinds = (
+        "a", "Word", "don't", "I'LL'Ve", "'ſ", "naïve", "e\u0301", "\u0301", "Ωμέγα", "привет", "שלום", "مرحبا", "हिन्दी",
+        "ไทย", "한국어", "\u1112\u1161\u11ab", "中文", "龥", "鿿", "〇", "ひらがな", "カタカナ", "・", "゛", "ー", "\u3099", "、。", "「」",
+        "0", "12", "1234567", "٣", "Ⅷ", "½", "²", " ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", "\r", " \n ", "\u00a0",
+        "\u3000", "\u200b", "\u200d", "\u2028", "\u0085", "\x00", "\x1f", "\x7f", "\ufeff", "\ue000", "\U000f0000", "\ufffd",
+        "\u0378", "!", "?!", "...", "_", "$", "€", "+", "<", ">", "</a>", "{\"", "'", "''", "’s", "//", "-", "—", "|", "｜", "▁",
+        "Ġ", "👩\u200d👩\u200d👧", "🇩🇪", "👍🏽", "\ufe0f", "𝒳", "𐍈", "ﬁ", "Å", "A\u030a", "K",
+    )  # fmt: skip
+    draw = random.Random(20250101)
+    mixed = ["".join(draw.choices(kinds, k=24)) for _ in range(48)]
+    pairs = "".join(first + second for first in kinds[::3] for second in kinds[1::3])
+    runs = [character * 300 for character in (" ", "a", "\n", "中", "1", "!", "\u0301")]
+    return [*mixed, pairs, *runs, *kinds]
