@@ -75,6 +75,11 @@ class LoadedFamily:
     def name(self) -> str:
         return self.declaration.name
 
+    def with_append_roles(self, roles: AppendRoles) -> LoadedFamily:
+        """The same family declaring other append roles: what a check asks to see that nothing else depends on them."""
+        declaration = self.declaration.model_copy(update={"append_roles": roles})
+        return LoadedFamily(self.info, self._provider, declaration, self._registry)
+
     def template(self, checkpoint: Checkpoint | None = None) -> Template:
         """The family's template. Raises FamilyError where nobody can name one."""
         answer, _ = self._ask("tito_resolve_template", Template, checkpoint=checkpoint)

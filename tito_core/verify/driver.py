@@ -1,0 +1,191 @@
+"""Whole sessions: an agent's schedule, driven through `Session` with the scripted engine."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from tito_core.engines.scripted import ScriptedEngine
+from tito_core.errors import TitoError
+from tito_core.families.family import AppendRoles
+from tito_core.prompts.messages import Message
+from tito_core.sessions.session import Session
+from tito_core.tokens.compare import FAULTS, KINDS
+from tito_core.verify.bench import Bench, Broken
+
+__all__ = ["Drive", "actions", "drive"]
+
+TURNS: Final = 6
+TOOLS: Final = (
+    {"type": "function", "function": {"name": "read_file", "description": "reads 📄", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}},
+)
+_SAID: Final = ("0", "", "go on", "naïve ☕\n", "你好", "  two lines\nhere ", '{"ok": true}', "👩‍👩‍👧", "\r\n", "١٢٣")
+
+
+@dataclass
+class Drive:
+    """What one session came to. `broken` is the first promise that did not hold, with the conversation so far."""
+
+    turns: int = 0
+    tokens: int = 0
+    actions: Counter[str] = field(default_factory=Counter)
+    mismatches: Counter[str] = field(default_factory=Counter)
+    broken: Broken | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+
+def actions(roles: AppendRoles) -> tuple[str, ...]:
+    """The schedule that a family's append roles allow."""
+    follows = roles.follows
+    after = follows.get("assistant", frozenset())
+    found = {
+        "tool_results": "tool" in after and "tool" in roles.ends,
+        "tool_results_then_user": "tool" in after and "user" in follows.get("tool", ()) and "user" in roles.ends,
+        "user": "user" in after and "user" in roles.ends,
+        "system_then_user": "system" in after and "user" in follows.get("system", ()) and "user" in roles.ends,
+        "assistant_then_user": "assistant" in after and "user" in roles.ends,
+        "rollback": True,
+        "retry": True,
+    }
+    return tuple(name for name, allowed in found.items() if allowed)
+
+
+def drive(bench: Bench, seed: int) -> Drive:
+    """One session of a few turns. Deterministic from the seed."""
+    done = Drive()
+    try:
+        _drive(bench, random.Random(seed), seed, done)
+    except Broken as broken:
+        done.broken = broken
+    except TitoError as cause:
+        done.broken = Broken(
+            f"{type(cause).__name__}: {cause}", message_index=cause.where.get("index"), role=cause.where.get("role")
+        )
+    return done
+
+
+def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
+    codec = bench.codec
+    session = codec.session(thinking=rng.choice(codec.family.thinking.modes), append_roles=bench.roles.roles)
+    engine = ScriptedEngine(codec, seed)
+    schedule = actions(bench.roles)
+    tools = [*TOOLS] if "tool_results" in schedule or "tool_results_then_user" in schedule else None
+    messages = done.messages
+    if rng.random() < 0.5:
+        messages.append({"role": "system", "content": _said(rng)})
+    messages.append({"role": "user", "content": _said(rng)})
+    asked = 0
+    while len(session.turns) < TURNS:
+        _turn(session, engine, messages, tools, done)
+        if done.turns < 3 * TURNS and rng.random() < 0.25:
+            again = rng.choice(("rollback", "retry"))
+            if _take_back(session, messages, again):
+                done.actions[again] += 1
+                if again == "rollback":
+                    asked += 1
+                    _append(rng, messages, session.turns[-2].message, schedule, done, asked)
+                _turn(session, engine, messages, tools, done)
+        asked += 1
+        _append(rng, messages, session.turns[-1].message, schedule, done, asked)
+    _compared(bench, session, done)
+
+
+def _turn(
+    session: Session,
+    engine: ScriptedEngine,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    done: Drive,
+) -> None:
+    request = session.prepare(messages, tools=tools)
+    if request.parent is not None:
+        before = request.parent.ids
+        if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
+            raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
+    turn = session.commit(request, engine.complete(request))
+    messages.append(_wire(turn.message))
+    done.turns += 1
+    done.tokens += len(turn.ids)
+
+
+def _compared(bench: Bench, session: Session, done: Drive) -> None:
+    """The whole line against `tokenizers` on the full render, and its sample against what was sampled."""
+    last = session.turns[-1]
+    rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
+    found = session.codec.compare(bench.encode(rendered.text), last.ids, session.codec.encode(rendered).spans)
+    done.mismatches.update(mismatch.kind for mismatch in found)
+    for mismatch in found:
+        if mismatch.kind in FAULTS:
+            raise Broken(
+                f"{mismatch.kind} in segment {mismatch.segment}",
+                message_index=mismatch.message_index,
+                first_index=mismatch.first_index,
+                expected_ids=mismatch.expected_ids,
+                actual_ids=mismatch.actual_ids,
+                expected_text=mismatch.expected_text,
+                actual_text=mismatch.actual_text,
+            )
+    (sample,) = session.samples()
+    sampled = [np.asarray(turn.completion.ids) for turn in session.turns]
+    if not session.codec.family.boundary.shared and not np.array_equal(
+        sample.tokens[sample.loss_mask == 1], np.concatenate(sampled)
+    ):
+        raise Broken("the loss mask of the sample does not cover exactly the sampled ids")
+
+
+def _take_back(session: Session, messages: list[dict[str, Any]], how: str) -> bool:
+    """Cuts the messages back to the last prompt (`retry`) or to the turn before the last (`rollback`)."""
+    if how == "rollback" and len(session.turns) < 2:
+        return False
+    length = session.turns[-1].length - 1 if how == "retry" else session.turns[-2].length
+    del messages[length:]
+    return True
+
+
+def _append(
+    rng: random.Random, messages: list[dict[str, Any]], last: Message, schedule: tuple[str, ...], done: Drive, asked: int
+) -> None:
+    if last.tool_calls:
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": f"{number} {_said(rng)}"}
+            for number, call in enumerate(last.tool_calls)
+        ]
+        rng.shuffle(results)
+        messages += results
+        name = rng.choice([name for name in ("tool_results", "tool_results_then_user") if name in schedule])
+        if len(results) > 1:
+            done.actions["parallel_results"] += 1
+        if name == "tool_results_then_user":
+            messages.append({"role": "user", "content": _said(rng)})
+    else:
+        name = rng.choice([name for name in ("user", "system_then_user", "assistant_then_user") if name in schedule])
+        if name == "system_then_user":
+            messages.append({"role": "system", "content": f"{asked}000 ids left"})
+        if name == "assistant_then_user":
+            messages.append({"role": "assistant", "content": _said(rng)})
+        messages.append({"role": "user", "content": _said(rng)})
+    done.actions[name] += 1
+
+
+def _wire(message: Message) -> dict[str, Any]:
+    """The assistant message as a client sends it back."""
+    sent: dict[str, Any] = {"role": "assistant", "content": message.content or None}
+    if message.reasoning:
+        sent["reasoning"] = message.reasoning
+    if message.tool_calls:
+        sent["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    return sent
+
+
+def _said(rng: random.Random) -> str:
+    return rng.choice(_SAID)

@@ -1,0 +1,275 @@
+"""Running a verification: every check on its share of the conversations, whole sessions, and a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity
+
+from tito_core.errors import TitoError
+from tito_core.families.registry import Registry, default_registry
+from tito_core.tokens.codec import Codec
+from tito_core.tokens.compare import KINDS
+from tito_core.verify.bench import Bench, Broken
+from tito_core.verify.cases import Conversation, conversations
+from tito_core.verify.checks import CHECKS, Check
+from tito_core.verify.driver import drive
+from tito_core.verify.report import (
+    CheckResult,
+    Failure,
+    Report,
+    SessionsResult,
+    TemplateUsed,
+    VocabularyUsed,
+)
+
+__all__ = ["verify"]
+
+Progress = Callable[[str, int, int], None]
+
+SHRINK_SECONDS: Final = 10.0
+"""How long one failing check looks for a smaller conversation."""
+
+
+def verify(
+    family: str,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    revision: str | None = None,
+    vocabulary: str | None = None,
+    sessions: int = 64,
+    conversations: int = 1000,
+    seed: int = 0,
+    append_roles: Iterable[str] | None = None,
+    registry: Registry | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Verifies a family on a checkpoint directory, or on the vocabularies that its plugin ships.
+
+    `conversations` and `sessions` are divided among the vocabularies. `progress` is told what runs, how much of it is
+    done, and of how much. Raises UnknownFamilyError, PluginError, FamilyError or CheckpointError where there is nothing
+    to verify.
+    """
+    began = time.monotonic()
+    known = registry or default_registry
+    declared = known.get_family(family)
+    names: list[str | None] = [None]
+    if model is None and vocabulary is None:
+        names = [shipped.name for shipped in declared.vocabularies]
+    elif vocabulary is not None:
+        names = [vocabulary]
+    roles = None if append_roles is None else tuple(append_roles)
+    benches = []
+    for name in names:
+        codec = known.load(family, model=model, revision=revision, vocabulary=name)
+        benches.append(Bench(codec, codec.narrowed(roles), seed))
+    tally = _Tally(progress or (lambda *_: None))
+    for bench, share in zip(benches, _shares(conversations, len(benches)), strict=True):
+        tally.checks(bench, share)
+    for number, (bench, share) in enumerate(zip(benches, _shares(sessions, len(benches)), strict=True)):
+        tally.sessions(bench, share, first=number * sessions, total=sessions)
+    codec = benches[0].codec
+    return Report(
+        family=family,
+        distribution=codec.loaded.info.distribution,
+        version=codec.loaded.info.version,
+        revision=codec.revision.name,
+        vocabulary=tuple(
+            VocabularyUsed(
+                name=bench.codec.origin.vocabulary,
+                title=bench.codec.origin.title,
+                sha256=bench.codec.origin.sha256,
+                stands_in_for=bench.codec.origin.stands_in_for,
+            )
+            for bench in benches
+        ),
+        template=TemplateUsed(reference=codec.template.reference, sha256=codec.template.sha256),
+        seed=seed,
+        seconds=time.monotonic() - began,
+        warnings=tuple(warning for bench in benches for warning in bench.codec.origin.warnings),
+        checks=tuple(
+            CheckResult(
+                name=check.name,
+                promise=check.promise,
+                conversations=tally.conversations[check.name],
+                tokens=tally.tokens[check.name],
+                ok=not any(failure.check == check.name for failure in tally.failures),
+            )
+            for check in CHECKS
+        ),
+        sessions=tally.result(),
+        failures=tuple(tally.failures),
+        exit_code=1 if tally.failures else 0,
+    )
+
+
+class _Tally:
+    """Counts of a verification while it runs."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.conversations: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.failures: list[Failure] = []
+        self._driven = self._passed = self._turns = self._ids = 0
+        self._actions: Counter[str] = Counter()
+        self._mismatches: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+
+    def checks(self, bench: Bench, share: int) -> None:
+        broken: dict[str, tuple[Conversation | None, Broken]] = {}
+        for check in CHECKS:
+            if check.once is not None:
+                try:
+                    self.conversations[check.name] += _guarded(lambda check=check: check.once(bench))
+                except Broken as cause:
+                    broken[check.name] = (None, cause)
+        done = 0
+
+        def examine(conversation: Conversation) -> None:
+            nonlocal done
+            done += 1
+            self.progress(f"checks on {bench.codec.origin.vocabulary}", done, share)
+            for check in CHECKS:
+                if check.each is None or check.name in broken:
+                    continue
+                try:
+                    tokens = _guarded(lambda check=check: check.each(bench, conversation))
+                except Broken as cause:
+                    broken[check.name] = (conversation, cause)
+                    continue
+                if tokens:
+                    self.conversations[check.name] += 1
+                    self.tokens[check.name] += tokens
+
+        if share:
+            _generate(bench, examine, share, (Phase.generate,))
+        for check in CHECKS:
+            if check.name in broken and not any(failure.check == check.name for failure in self.failures):
+                conversation, cause = broken[check.name]
+                if conversation is not None:
+                    self.progress(f"shrinking {check.name}", 0, 1)
+                    conversation, cause = _smallest(bench, check, conversation, cause, share)
+                self.failures.append(_failure(bench, check.name, conversation, cause))
+
+    def sessions(self, bench: Bench, share: int, *, first: int, total: int) -> None:
+        for number in range(share):
+            self.progress("sessions", self._driven, total)
+            done = drive(bench, bench.seed * 1_000_003 + first + number)
+            self._driven += 1
+            self._turns += done.turns
+            self._ids += done.tokens
+            self._actions.update(done.actions)
+            self._mismatches.update(done.mismatches)
+            if done.broken is None:
+                self._passed += 1
+            elif not any(failure.check == "sessions" for failure in self.failures):
+                self.failures.append(
+                    Failure(
+                        check="sessions",
+                        vocabulary=bench.codec.origin.vocabulary,
+                        what=f"session {number}: {done.broken.what}",
+                        conversation={"messages": done.messages},
+                        **done.broken.details,
+                    )
+                )
+
+    def result(self) -> SessionsResult:
+        return SessionsResult(
+            driven=self._driven,
+            passed=self._passed,
+            turns=self._turns,
+            tokens=self._ids,
+            actions=dict(sorted(self._actions.items())),
+            mismatches={kind: self._mismatches[kind] for kind in KINDS},
+        )
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    return [total // parts + (1 if number < total % parts else 0) for number in range(parts)]
+
+
+def _guarded(check: Callable[[], int]) -> int:
+    try:
+        return check()
+    except TitoError as cause:
+        raise Broken(
+            f"{type(cause).__name__}: {cause}", message_index=cause.where.get("index"), role=cause.where.get("role")
+        ) from cause
+
+
+def _generate(
+    bench: Bench, examine: Callable[[Conversation], None], examples: int, phases: tuple[Phase, ...]
+) -> None:
+    @hypothesis.seed(bench.seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        phases=phases,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        verbosity=Verbosity.quiet,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(conversations(bench.codec.family, bench.roles))
+    def run(conversation: Conversation) -> None:
+        examine(conversation)
+
+    run()
+
+
+def _smallest(
+    bench: Bench, check: Check, conversation: Conversation, cause: Broken, examples: int
+) -> tuple[Conversation, Broken]:
+    """The smallest conversation found, within the time, that breaks the check too."""
+    until = time.monotonic() + SHRINK_SECONDS
+    best = (conversation, cause)
+    each = check.each
+    assert each is not None
+
+    def examine(candidate: Conversation) -> None:
+        nonlocal best
+        if time.monotonic() > until:
+            return
+        try:
+            _guarded(lambda: each(bench, candidate))
+        except Broken as found:
+            if _size(candidate) <= _size(best[0]):
+                best = (candidate, found)
+            raise _Found from None
+
+    try:
+        _generate(bench, examine, max(examples, 1), (Phase.generate, Phase.shrink))
+    except _Found:
+        pass
+    except hypothesis.errors.Flaky:  # the time ran out between two runs of one example
+        pass
+    return best
+
+
+class _Found(Exception):
+    """The same for every broken conversation, so that shrinking may move from one place to another."""
+
+
+def _size(conversation: Conversation) -> int:
+    return len(repr(conversation))
+
+
+def _failure(bench: Bench, check: str, conversation: Conversation | None, cause: Broken) -> Failure:
+    saved: dict[str, Any] | None = None
+    if conversation is not None:
+        saved = {**dataclasses.asdict(conversation), "messages": conversation.messages()}
+    return Failure(
+        check=check,
+        vocabulary=bench.codec.origin.vocabulary,
+        what=cause.what,
+        said=conversation.said() if conversation else "",
+        conversation=saved,
+        **cause.details,
+    )
