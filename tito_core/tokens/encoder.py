@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from os.path import commonprefix
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -29,16 +32,20 @@ import numpy.typing as npt
 import tiktoken
 from tokenizers import Tokenizer, normalizers, processors
 
-from tito_core.errors import CheckpointError, EncodingError
+from tito_core.errors import CheckpointError, EncodingError, FamilyError
+from tito_core.families.family import Vocabulary
 from tito_core.prompts.template import Rendered, Source, Span
 
-__all__ = ["Encoded", "Encoder", "IdSpan", "Ids", "Mode"]
+__all__ = ["Encoded", "Encoder", "IdSpan", "Ids", "Mode", "load_vocabulary"]
 
 Mode = Literal["literal", "reject", "engine"]
 Ids = npt.NDArray[np.int32]
 
 GPT2_PATTERN: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What `ByteLevel(use_regex=true)` splits by."""
+
+LARGEST_VOCABULARY: Final = 64 << 20
+"""How many bytes a shipped vocabulary may unpack to."""
 
 CACHED_RUNS: Final = 4096
 CACHED_RUN_CHARACTERS: Final = 512
@@ -50,7 +57,7 @@ class IdSpan(NamedTuple):
     start: int
     end: int
     source: Source
-    index: int
+    index: int  # type: ignore[assignment]
     role: str
 
 
@@ -98,15 +105,15 @@ class Encoded:
     def __repr__(self) -> str:
         return f"Encoded({len(self.ids)} ids, {len(self._rendered.spans)} parts)"
 
-    def _located(self) -> Iterable[IdSpan]:
+    def _located(self) -> Iterator[IdSpan]:
         parts = self._rendered.spans
         edges = [span.start for span in parts[1:]]
         firsts = [0, *self._first_ids(edges), len(self.ids)]
-        for span, start, end in zip(parts, firsts, firsts[1:], strict=False):
+        for span, (start, end) in zip(parts, pairwise(firsts), strict=False):
             if start < end:
                 yield IdSpan(start, end, span.source, span.index, span.role)
 
-    def _first_ids(self, edges: Sequence[int]) -> Iterable[int]:
+    def _first_ids(self, edges: Sequence[int]) -> Iterator[int]:
         """For each edge, ascending character positions, how many ids start before it."""
         pieces, place, starts = self._pieces, 0, None
         for edge in edges:
@@ -132,11 +139,12 @@ class Encoder:
 
     `sha256` is that of the tokenizer.json, `size` the largest id plus one. `fast` says whether `tiktoken` is in use:
     it is where its ids are proven the same at load; otherwise `slow_reason` says why not, and the ids are the same,
-    five to eight times as slowly. An encoder is not changed by use and can be shared by threads.
+    five to eight times as slowly. `added_ids` are the ids of control tokens. An encoder can be shared by threads.
     """
 
     sha256: str
     size: int
+    added_ids: frozenset[int]
     fast: bool
     slow_reason: str | None
 
@@ -150,7 +158,7 @@ class Encoder:
         self._engine.no_truncation()
         self._engine.no_padding()
         # It adds nothing where no special tokens are asked for, but may trim the offsets that spans are made from.
-        self._engine.post_processor = processors.Sequence([])  # type: ignore[assignment]
+        self._engine.post_processor = processors.Sequence([])
         _check_supported(declared)
         # The same model without its added tokens: plain text only. The model itself is shared, not copied.
         self._plain = Tokenizer(self._engine.model)
@@ -170,14 +178,16 @@ class Encoder:
         self._structures: dict[str, tuple[tuple[int, int, Ids], ...]] = {}
 
         vocab: dict[str, int] = declared["model"]["vocab"]
-        self.size = 1 + max([*vocab.values(), *(token.id for token in self._added.values())], default=-1)
-        self._bytes = _byte_table(vocab, self._added.values(), self.size)
-        self._lengths = np.fromiter((len(token or b"") for token in self._bytes), np.int32, self.size)
+        self.added_ids = frozenset(token.id for token in self._added.values())
+        self.size = 1 + max(max(vocab.values(), default=-1), max(self.added_ids, default=-1))
+        self._bytes, self._lengths = _byte_table(vocab, self._added.values(), self.size)
+        merges = _merges(declared["model"])
+        self._plain_ids = {vocab[one] for one in _CHARACTERS if one in vocab}.union(merges.made.tolist())
 
         self._normalizer = _normalizer(declared.get("normalizer"))
         self._tiktoken: tiktoken.Encoding | None = None
         self._id_of_rank: Ids | None = None
-        self.slow_reason = self._make_fast(declared, split_pattern)
+        self.slow_reason = self._make_fast(declared, merges, split_pattern)
         self.fast = self.slow_reason is None
 
     @classmethod
@@ -231,7 +241,7 @@ class Encoder:
             raise EncodingError(f"no encoding mode is named {mode!r}; choose literal, reject or engine")
 
         cuts: list[tuple[int, int, Ids]] = []
-        for start, end in _template_runs(spans):
+        for start, end in _runs(spans, "template"):
             for first, last, control in self._structure(text[start:end]):
                 cuts.append((start + first, start + last, control))
         texts: list[str] = []
@@ -254,9 +264,9 @@ class Encoder:
         pieces: list[_Piece] = []
         count = 0
         for start, end, control in bounds:
-            ids = next(encoded) if control is None else control
-            arrays.append(ids)
-            pieces.append(_Piece(start, end, count, count := count + len(ids), control is not None))
+            array: Ids = next(encoded) if control is None else control
+            arrays.append(array)
+            pieces.append(_Piece(start, end, count, count := count + len(array), control is not None))
         ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
         return Encoded(ids, rendered, pieces, self)
 
@@ -280,13 +290,17 @@ class Encoder:
             raise self._unknown(array)
         table = self._bytes
         try:
-            return b"".join([table[number] for number in array.tolist()])  # type: ignore[misc]
+            return b"".join([cast(bytes, table[number]) for number in array.tolist()])
         except TypeError:
             raise self._unknown(array) from None
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of one id. Raises EncodingError where the vocabulary has none."""
         return self.decode_bytes([id])
+
+    def plain_tokens(self) -> dict[bytes, int]:
+        """The id of every byte sequence that plain text can become one token of, the single bytes among them."""
+        return {cast(bytes, self._bytes[number]): number for number in self._plain_ids - self.added_ids}
 
     def _unknown(self, ids: npt.NDArray[Any]) -> EncodingError:
         place, number = next(
@@ -317,7 +331,7 @@ class Encoder:
         found: list[tuple[int, int]] = []
         for pattern in self._control_patterns:
             edges = [(0, 0), *found, (len(run), len(run))]
-            for (_, start), (end, _) in zip(edges, edges[1:], strict=False):
+            for (_, start), (end, _) in pairwise(edges):
                 found += [match.span() for match in pattern.finditer(run, start, end)]
             found.sort()
         for start, end in found:
@@ -335,7 +349,7 @@ class Encoder:
         pattern, text = self._any_added, rendered.text
         if pattern is None:
             return
-        for start, end in _content_runs(rendered.spans):
+        for start, end in _runs(rendered.spans, "content"):
             limit = min(end + self._longest_added - 1, len(text))
             place = max(start - self._longest_added + 1, 0)
             while (match := pattern.search(text, place, limit)) and match.start() < end:
@@ -360,7 +374,7 @@ class Encoder:
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each plain text, by the fast path where there is one."""
-        fast = self._tiktoken
+        fast, given = self._tiktoken, texts
         if fast is None:
             return [self._slow(text) for text in texts]
         if self._normalizer == "nfc":
@@ -368,7 +382,7 @@ class Encoder:
         encoded: list[Ids] = []
         for text in texts:
             try:
-                ids = fast.encode_to_numpy(text, disallowed_special=()).view(np.int32)
+                ids: Ids = fast.encode_to_numpy(text, disallowed_special=()).view(np.int32)
             except UnicodeEncodeError as cause:
                 raise _LoneSurrogate from cause
             except ValueError:  # the expression's backtracking limit: 1,000,000 spaces reach it
@@ -382,16 +396,23 @@ class Encoder:
                     ids = self._id_of_rank[ids]
             encoded.append(ids)
         # `tiktoken` leaves out what its expression does not match; `tokenizers` keeps it.
-        size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
-        if sum(int(self._lengths[ids].sum()) for ids in encoded) != size:
-            return [self._slow(text) for text in texts]
+        if sum(map(_size, texts)) != sum(int(self._lengths[ids].sum()) for ids in encoded):
+            return [self._slow(text) for text in given]
         return encoded
 
     def _slow(self, text: str) -> Ids:
         try:
-            return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+            ids = np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
         except UnicodeEncodeError as cause:
             raise _LoneSurrogate from cause
+        if self._normalizer != "other":
+            size = _size(text if self._normalizer == "none" else _nfc(text))
+            if int(self._lengths[ids].sum()) != size:
+                raise EncodingError(
+                    f"the vocabulary (sha256 {self.sha256[:8]}) has no entry for part of the text {text[:40]!r}; use "
+                    "one that has all 256 bytes"
+                )
+        return ids
 
     def _encode_as_engine(self, rendered: Rendered) -> Encoded:
         try:
@@ -409,30 +430,31 @@ class Encoder:
             if len(data) == len(text):
                 return starts
             leading = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
-            return (np.cumsum(leading) - 1)[starts]
+            characters: npt.NDArray[np.int64] = (np.cumsum(leading) - 1)[starts]
+            return characters
         for tokenizer in (self._plain, self._engine):
             encoding = tokenizer.encode(text, add_special_tokens=False)
             if encoding.ids == ids.tolist():
                 return np.array([start for start, _ in encoding.offsets], np.int64)
         raise EncodingError("ids and text of a prompt no longer belong together; encode it again")
 
-    def _make_fast(self, declared: Mapping[str, Any], split_pattern: str | None) -> str | None:
+    def _make_fast(self, declared: Mapping[str, Any], merges: _Merges, split_pattern: str | None) -> str | None:
         """Sets up `tiktoken`; says why not, where its ids can't be proven the same."""
         if self._normalizer == "other":
             return "its normalizer is neither empty nor NFC"
         pattern = split_pattern or _split_pattern(declared["pre_tokenizer"])
         if pattern is None:
             return "its pre-tokenizer is not a single expression, and no split pattern was given"
-        ranks = _Ranks.of(declared["model"], self._bytes)
+        ranks = _ranks(declared["model"]["vocab"], merges, self._bytes)
         if isinstance(ranks, str):
             return ranks
         try:
             self._tiktoken = tiktoken.Encoding(
-                self.sha256[:8], pat_str=pattern, mergeable_ranks=ranks.by_bytes, special_tokens={}
+                self.sha256[:8], pat_str=pattern, mergeable_ranks=ranks.of_bytes, special_tokens={}
             )
         except ValueError as cause:
             return f"its split pattern can't be compiled: {cause}"
-        self._id_of_rank = ranks.id_of_rank
+        self._id_of_rank = ranks.ids
         for text in _sample():
             if not np.array_equal(self._encode_texts([text])[0], self._slow(text)):
                 self._tiktoken = None
@@ -444,54 +466,61 @@ class _LoneSurrogate(Exception):
     """Text that has no UTF-8 form."""
 
 
+class _Merges(NamedTuple):
+    """The merges of a vocabulary in order: the ids of the two parts, and the id that they make."""
+
+    left: Ids
+    right: Ids
+    made: Ids
+
+
+def _merges(model: Mapping[str, Any]) -> _Merges:
+    vocab: dict[str, int] = model["vocab"]
+    pairs = model["merges"]
+    joined = bool(pairs) and isinstance(pairs[0], str)
+    flat = " ".join(pairs).split(" ") if joined else [part for pair in pairs for part in pair]
+    lefts, rights = flat[::2], flat[1::2]
+    try:
+        ids = [
+            np.fromiter(map(vocab.__getitem__, names), np.int32, len(pairs))
+            for names in (lefts, rights, map(str.__add__, lefts, rights))
+        ]
+    except (KeyError, ValueError, TypeError) as cause:
+        raise EncodingError(f"the merges of this tokenizer name what its vocabulary has not: {cause}") from cause
+    return _Merges(*ids)
+
+
 class _Ranks(NamedTuple):
-    """A vocabulary's entries by merge order, as `tiktoken` takes them. `id_of_rank` where ids are in another order."""
+    """A vocabulary's entries by merge order, as `tiktoken` takes them. `ids` where the ids are in another order."""
 
-    by_bytes: dict[bytes, int]
-    id_of_rank: Ids | None
+    of_bytes: dict[bytes, int]
+    ids: Ids | None
 
-    @classmethod
-    def of(cls, model: Mapping[str, Any], table: Sequence[bytes | None]) -> _Ranks | str:
-        """What `tiktoken` needs, or why its merging would not equal that of `tokenizers`.
 
-        It merges whatever neighbours spell an entry, `tokenizers` only the pairs it lists. The two are equal where
-        every entry has one pair and its own text is merged into that pair first: a state in which other
-        neighbours spell the entry is then never reached. Entries that no pair makes are left out.
-        """
-        vocab: dict[str, int] = model["vocab"]
-        merges = model["merges"]
-        if merges and isinstance(merges[0], str):
-            flat = " ".join(merges).split(" ")
-            lefts, rights = flat[::2], flat[1::2]
-            if len(flat) != 2 * len(merges):
-                return "a merge is not two entries"
-        else:
-            lefts, rights = [left for left, _ in merges], [right for _, right in merges]
-        count = len(merges)
-        try:
-            alphabet = [vocab[character] for character in _CHARACTERS]
-            left, right, made = (
-                np.fromiter(map(vocab.__getitem__, names), np.int32, count)
-                for names in (lefts, rights, map(str.__add__, lefts, rights))
-            )
-        except KeyError as missing:
-            return f"the vocabulary has no entry {missing}"
-        ids = np.concatenate([np.array(alphabet, np.int32), made])
-        rank_of = np.full(len(table), -1, np.int64)
-        rank_of[ids] = np.arange(len(ids))
-        if len(np.unique(ids)) != len(ids):
-            return "several merges make the same entry"
-        parts = rank_of[left], rank_of[right]
-        if count and min(int(part.min()) for part in parts) < 0:
-            return "a merge joins an entry that no merge makes"
-        if (fault := _unmergeable(*parts)) is not None:
-            return f"the entry {lefts[fault] + rights[fault]!r} is not what its own text is merged into"
-        in_order = not count or bool((np.diff(made) > 0).all())
-        numbers = ids.tolist()
-        by_bytes = {
-            cast(bytes, table[number]): number if in_order else rank for rank, number in enumerate(numbers)
-        }
-        return cls(by_bytes, None if in_order else ids)
+def _ranks(vocab: Mapping[str, int], merges: _Merges, table: Sequence[bytes | None]) -> _Ranks | str:
+    """What `tiktoken` needs, or why its merging would not equal that of `tokenizers`.
+
+    It merges whatever neighbours spell an entry, `tokenizers` only the pairs that are listed. The two are equal where
+    every entry has one pair, and its own text alone is merged into that pair: other neighbours that spell the entry
+    then never meet. Entries that no pair makes are left out.
+    """
+    alphabet = [vocab.get(character, -1) for character in _CHARACTERS]
+    if -1 in alphabet:
+        return f"its vocabulary has no entry for the byte {alphabet.index(-1)}"
+    ids = np.concatenate([np.array(alphabet, np.int32), merges.made])
+    if np.bincount(ids).max() > 1:
+        return "several of its merges make the same entry"
+    rank_of = np.full(len(table), -1, np.int64)
+    rank_of[ids] = np.arange(len(ids))
+    left, right = rank_of[merges.left], rank_of[merges.right]
+    if len(left) and min(int(left.min()), int(right.min())) < 0:
+        return "one of its merges joins an entry that no merge makes"
+    if (fault := _unmergeable(left, right)) is not None:
+        return f"its entry {table[ids[256 + fault]]!r} is not what its own text is merged into"
+    numbers = ids.tolist()
+    if (np.diff(merges.made) > 0).all():
+        return _Ranks({cast(bytes, table[number]): number for number in numbers}, None)
+    return _Ranks({cast(bytes, table[number]): rank for rank, number in enumerate(numbers)}, ids)
 
 
 def _unmergeable(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> int | None:
@@ -510,6 +539,9 @@ def _unmergeable(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> i
     before, after, limit, merge = left, right, np.arange(256, span), np.arange(count)
     fault = count
     while len(merge):
+        undo = before > after
+        limit = np.where(undo, before, after + 1)
+        before, after = np.where(undo, tails[before], before), np.where(undo, after, heads[after])
         wanted = before * span + after
         place = np.minimum(np.searchsorted(keys, wanted), count - 1)
         early = (keys[place] == wanted) & (order[place] + 256 < limit)
@@ -517,9 +549,6 @@ def _unmergeable(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> i
             fault = min(fault, int(merge[early].min()))
         open_ = (np.maximum(before, after) >= 256) & ~early
         before, after, merge = before[open_], after[open_], merge[open_]
-        undo = before > after
-        limit = np.where(undo, before, after + 1)
-        before, after = np.where(undo, tails[before], before), np.where(undo, after, heads[after])
     return fault if fault < count else None
 
 
@@ -533,26 +562,29 @@ def _characters() -> str:
 _CHARACTERS: Final = _characters()
 
 
-def _byte_table(vocab: Mapping[str, int], added: Iterable[_Added], size: int) -> list[bytes | None]:
-    """The bytes of each id; None where there is none. An entry not in byte-level characters stands for its text."""
+def _byte_table(
+    vocab: Mapping[str, int], added: Iterable[_Added], size: int
+) -> tuple[list[bytes | None], npt.NDArray[np.int32]]:
+    """The bytes of each id, None where there is no such id, and their number.
+
+    An entry that is not written in byte-level characters stands for its own text.
+    """
     byte_of = np.full(0x200, 0x100, np.uint16)
     byte_of[[ord(character) for character in _CHARACTERS]] = np.arange(256)
     points = np.frombuffer("".join(vocab).encode("utf-32-le", "surrogatepass"), np.uint32)
     values = byte_of[np.minimum(points, 0x1FF)]
     data = values.astype(np.uint8).tobytes()
+    ends = list(accumulate(map(len, vocab)))
+    entries: list[bytes] = list(map(data.__getitem__, map(slice, [0, *ends], ends)))
+    names = list(vocab)
+    for place in np.unique(np.searchsorted(ends, np.flatnonzero(values > 0xFF), "right")).tolist():
+        entries[place] = names[place].encode("utf-8", "surrogatepass")
     table: list[bytes | None] = [None] * size
-    end = 0
-    for text, number in vocab.items():
-        start, end = end, end + len(text)
-        table[number] = data[start:end]
-    if (values > 0xFF).any():
-        known = frozenset(_CHARACTERS)
-        for text, number in vocab.items():
-            if not known.issuperset(text):
-                table[number] = text.encode()
+    for number, entry in zip(vocab.values(), entries, strict=True):
+        table[number] = entry
     for token in added:
-        table[token.id] = token.text.encode()
-    return table
+        table[token.id] = token.text.encode("utf-8", "surrogatepass")
+    return table, np.fromiter((len(entry or b"") for entry in table), np.int32, size)
 
 
 def _added(declared: Mapping[str, Any]) -> _Added:
@@ -568,7 +600,8 @@ def _trie(texts: Sequence[str]) -> str:
         groups.setdefault(text[0], []).append(text)
     branches = []
     for group in groups.values():
-        prefix = commonprefix(group)
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(group[0], group[-1], strict=False))
+        prefix = "".join(one for one, _ in shared)  # of the first and the last in order, hence of all
         rest = [text[len(prefix) :] for text in group]
         branches.append(re.escape(prefix) + (f"(?:{_trie(rest)})" if len(rest) > 1 else ""))
     expression = "|".join(branches)
@@ -622,7 +655,12 @@ def _split_pattern(declared: Mapping[str, Any]) -> str | None:
         return None
     if split["behavior"] != "Isolated" or split.get("invert"):
         return None
-    return split["pattern"].get("Regex")
+    return cast("str | None", split["pattern"].get("Regex"))
+
+
+def _size(text: str) -> int:
+    """The number of UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 _NFC: Final = normalizers.NFC()
@@ -636,15 +674,7 @@ def _nfc(text: str) -> str:
         raise _LoneSurrogate from cause
 
 
-def _template_runs(spans: Sequence[Span]) -> Iterable[tuple[int, int]]:
-    return _runs(spans, "template")
-
-
-def _content_runs(spans: Sequence[Span]) -> Iterable[tuple[int, int]]:
-    return _runs(spans, "content")
-
-
-def _runs(spans: Sequence[Span], source: Source) -> Iterable[tuple[int, int]]:
+def _runs(spans: Sequence[Span], source: Source) -> Iterator[tuple[int, int]]:
     """Start and end of each maximal run of neighbouring spans of one source, empty spans left out."""
     start = end = -1
     for span in spans:
@@ -671,6 +701,32 @@ def _surrogate_error(rendered: Rendered) -> EncodingError:
     )
 
 
+def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
+    """The tokenizer.json that a plugin ships: unpacked by the suffix (.gz, .xz, none), and checked by its hash.
+
+    `package` is the plugin's import name. Raises FamilyError.
+    """
+    where = f"the vocabulary {vocabulary.name} ({package}/{vocabulary.file})"
+    try:
+        data = resources.files(package).joinpath(vocabulary.file).read_bytes()
+        if vocabulary.file.endswith(".gz"):
+            data = zlib.decompressobj(wbits=31).decompress(data, LARGEST_VOCABULARY + 1)
+        elif vocabulary.file.endswith(".xz"):
+            data = lzma.LZMADecompressor().decompress(data, LARGEST_VOCABULARY + 1)
+    except (ImportError, OSError, zlib.error, lzma.LZMAError) as cause:
+        raise FamilyError(f"{where} can't be read: {cause}; install the plugin again") from cause
+    if len(data) > LARGEST_VOCABULARY:
+        raise FamilyError(f"{where} unpacks to more than {LARGEST_VOCABULARY} bytes; a tokenizer.json is smaller")
+    if (found := hashlib.sha256(data).hexdigest()) != vocabulary.sha256:
+        raise FamilyError(
+            f"{where} is not the file that was declared: its sha256 is {found}, declared is {vocabulary.sha256}; "
+            "install the plugin again, or correct the declaration",
+            found=found,
+            declared=vocabulary.sha256,
+        )
+    return data
+
+
 def _converted(path: Path) -> bytes:
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; pass a checkpoint in Hugging Face layout", path=str(path))
@@ -690,12 +746,13 @@ def _converted(path: Path) -> bytes:
 def _sample() -> list[str]:
     """Texts in which two ways to split would differ: each kind of character beside each other kind."""
     kinds = (
-        "a", "Word", "don't", "I'LL'Ve", "'ſ", "naïve", "e\u0301", "\u0301", "Ωμέγα", "привет", "שלום", "مرحبا", "हिन्दी",
-        "ไทย", "한국어", "\u1112\u1161\u11ab", "中文", "龥", "鿿", "〇", "ひらがな", "カタカナ", "・", "゛", "ー", "\u3099", "、。", "「」",
-        "0", "12", "1234567", "٣", "Ⅷ", "½", "²", " ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", "\r", " \n ", "\u00a0",
-        "\u3000", "\u200b", "\u200d", "\u2028", "\u0085", "\x00", "\x1f", "\x7f", "\ufeff", "\ue000", "\U000f0000", "\ufffd",
-        "\u0378", "!", "?!", "...", "_", "$", "€", "+", "<", ">", "</a>", "{\"", "'", "''", "’s", "//", "-", "—", "|", "｜", "▁",
-        "Ġ", "👩\u200d👩\u200d👧", "🇩🇪", "👍🏽", "\ufe0f", "𝒳", "𐍈", "ﬁ", "Å", "A\u030a", "K",
+        "a", "Word", "don't", "I'LL'Ve", "'ſ", "naïve", "e\u0301", "\u0301", "Ωμέγα", "привет", "שלום", "مرحبا",
+        "हिन्दी", "ไทย", "한국어", "\u1112\u1161\u11ab", "中文", "龥", "鿿", "〇", "ひらがな", "カタカナ", "・", "゛",
+        "ー", "\u3099", "、。", "「」", "0", "12", "1234567", "٣", "Ⅷ", "½", "²", " ", "  ", "   ", "\t", "\n", "\n\n",
+        "\r\n", "\r", " \n ", "\u00a0", "\u3000", "\u200b", "\u200d", "\u2028", "\u0085", "\x00", "\x1f", "\x7f",
+        "\ufeff", "\ue000", "\U000f0000", "\ufffd", "\u0378", "!", "?!", "...", "_", "$", "€", "+", "<", ">", "</a>", '{"', "'",
+        "''", "’s", "//", "-", "—", "|", "｜", "▁", "Ġ", "👩\u200d👩\u200d👧", "🇩🇪", "👍🏽", "\ufe0f", "𝒳", "𐍈", "ﬁ",
+        "\u212b", "A\u030a", "\u212a",
     )  # fmt: skip
     draw = random.Random(20250101)
     mixed = ["".join(draw.choices(kinds, k=24)) for _ in range(48)]
