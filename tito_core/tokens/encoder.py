@@ -223,6 +223,11 @@ class Encoder:
         token = self._added.get(text)
         return None if token is None else token.id
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The `tokenizers` object itself, without a post-processor: none of this file's encoding."""
+        return self._engine
+
     def encode(self, rendered: Rendered, mode: Mode = "literal") -> Encoded:
         """A prompt's ids. Raises EncodingError, with the message's index and role where one is to blame."""
         text, spans = rendered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,11 @@ class Bench:
     roles: AppendRoles
     seed: int
     _last: tuple[Conversation, list[Step]] | None = field(default=None, repr=False)
+
+    @cached_property
+    def controls(self) -> tuple[str, ...]:
+        """The text of every added token of the vocabulary."""
+        return tuple(self.codec.decode([one]) for one in sorted(self.codec.encoder.added_ids))
 
     def encode(self, text: str) -> Ids:
         """Ids of a text as an engine encodes it, int32."""

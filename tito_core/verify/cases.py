@@ -79,7 +79,7 @@ def conversations(
     @st.composite
     def drawn(draw: Draw) -> Conversation:
         thinking = draw(st.sampled_from(family.thinking.modes))
-        tools = draw(_tools) if "tool" in roles.roles else ()
+        tools = draw(_tools()) if "tool" in roles.roles else ()
         counter = [0]
         prompt = draw(_prompts(roles, contents, tools, thinking, counter))
         rounds = []

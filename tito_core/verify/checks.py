@@ -324,8 +324,7 @@ def results(bench: Bench, conversation: Conversation) -> int:
 def control(bench: Bench, conversation: Conversation) -> int:
     """Control text that a user or a tool wrote gives ordinary ids, and is found where it is to be rejected."""
     codec = bench.codec
-    tokens = codec.encoder.added_tokens
-    chosen = tokens[conversation.rounds[0].seed % len(tokens)]
+    chosen = bench.controls[conversation.rounds[0].seed % len(bench.controls)]
     decision = codec.decide(conversation.thinking)
     spiked = _spiked(conversation, chosen)
     rendered = codec.render(spiked.messages(), tools=spiked.tools, decision=decision)
