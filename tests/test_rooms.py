@@ -21,8 +21,8 @@ ORDER = (
     *("errors", "families", "prompts", "tokens", "responses", "sessions", "engines", "recipes", "verify"),
     *(FACADE, "cli"),
 )
-# file: the function in which it may import later rooms.
-EXCEPTIONS = {"__init__.py": "load", "families/registry.py": "load", "tokens/codec.py": "Codec.session"}
+# file: the functions that may import later rooms, inside and for their own annotations.
+EXCEPTIONS = {"families/registry.py": {"load", "Registry.load"}, "tokens/codec.py": {"Codec.session"}}
 
 
 def misplaced(core: Path) -> list[str]:
@@ -34,11 +34,11 @@ def misplaced(core: Path) -> list[str]:
         if room not in ORDER:
             found.append(f"{file}: {room} is not a room")
             continue
-        for line, function, target in imports(ast.parse(path.read_text(encoding="utf-8")), file):
+        for line, users, target in imports(ast.parse(path.read_text(encoding="utf-8")), file):
             there = target_room(target)
-            if there is None or function == EXCEPTIONS.get(file.as_posix()):
+            if there is None or users <= EXCEPTIONS.get(file.as_posix(), set()):
                 continue
-            if there not in ORDER or ORDER.index(there) > ORDER.index(room):
+            if ORDER.index(there) > ORDER.index(room):
                 found.append(f"{file}:{line}: {room} imports {target}")
     return found
 
@@ -47,34 +47,49 @@ def target_room(target: str) -> str | None:
     parts = target.split(".")
     if parts[0] != "tito_core":
         return None
-    return parts[1] if len(parts) > 1 and (parts[1] in ORDER or not parts[1][0].isupper()) else FACADE
+    return next((part for part in parts[1:2] if part in ORDER), FACADE)
 
 
-def imports(tree: ast.AST, file: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, enclosing function (`load`, `Codec.session`, "" for none) and dotted target of every import, wherever."""
+def imports(tree: ast.Module, file: Path) -> Iterator[tuple[int, set[str], str]]:
+    """Line, functions and dotted target of every import, wherever it stands.
+
+    The function is the one around it (`load`, `Codec.session`, "" for none); for an import under TYPE_CHECKING they
+    are those that use its names.
+    """
     package = ("tito_core", *file.parts[:-1])
-
-    def walk(node: ast.AST, scope: tuple[str, ...], function: str) -> Iterator[tuple[int, str, str]]:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            scope = (*scope, node.name)
-            if not function and not isinstance(node, ast.ClassDef):
-                function = ".".join(scope)
-        elif isinstance(node, ast.Import):
+    functions = {node: {function} for node, function in scopes(tree)}
+    users: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            users.setdefault(node.id, set()).update(functions[node])
+    for block in tree.body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for node in block.body:
+                if isinstance(node, ast.ImportFrom):
+                    names = [alias.asname or alias.name for alias in node.names]
+                    functions[node] = set[str]().union(*(users.get(name, {""}) for name in names))
+    for node, function in functions.items():
+        if isinstance(node, ast.Import):
             yield from ((node.lineno, function, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *(node.module or "").split("."))).rstrip(".")
-            whole = module == "tito_core"
-            yield from ((node.lineno, function, f"{module}.{a.name}" if whole else module) for a in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rsplit(".", 1)[-1] in (
-            "import_module",
-            "__import__",
-        ):
-            yield from ((node.lineno, function, a.value) for a in node.args if is_text(a))
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, scope, function)
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "tito_core" else [module]
+            yield from ((node.lineno, function, name) for name in names)
+        elif isinstance(node, ast.Call) and re.search(r"\b(import_module|__import__)$", ast.unparse(node.func)):
+            texts = (ast.literal_eval(word) for word in node.args if isinstance(word, ast.Constant))
+            yield from ((node.lineno, function, text) for text in texts if isinstance(text, str))
 
-    return walk(tree, (), "")
+
+def scopes(node: ast.AST, scope: str = "", function: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """Every node with the outermost function around it, signature included, as `name` or `Class.name`."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        scope = f"{scope}.{node.name}".lstrip(".")
+        if not function and not isinstance(node, ast.ClassDef):
+            function = scope
+    yield node, function
+    for child in ast.iter_child_nodes(node):
+        yield from scopes(child, scope, function)
 
 
 def test_every_room_imports_only_from_rooms_before_it() -> None:
@@ -102,10 +117,16 @@ def test_every_room_imports_only_from_rooms_before_it() -> None:
         ("prompts/a.py", "importlib.import_module('tito_core.cli')", ["prompts/a.py:1: prompts imports tito_core.cli"]),
         ("errors.py", "import tito_core.families", ["errors.py:1: errors imports tito_core.families"]),
         ("families/registry.py", "def load():\n from tito_core.tokens.codec import Codec", []),
+        ("families/registry.py", "class Registry:\n def load(self):\n  from tito_core.tokens.codec import Codec", []),
         (
             "families/registry.py",
-            "class Registry:\n def load(self):\n  from tito_core.tokens.codec import Codec",
-            ["families/registry.py:3: families imports tito_core.tokens.codec"],
+            "if TYPE_CHECKING:\n from tito_core.tokens import Codec\nclass Registry:\n def load(self) -> Codec: ...",
+            [],
+        ),
+        (
+            "families/registry.py",
+            "if TYPE_CHECKING:\n from tito_core.tokens import Codec\ndef load() -> Codec: ...\ndef f() -> Codec: ...",
+            ["families/registry.py:2: families imports tito_core.tokens"],
         ),
         (
             "families/registry.py",
@@ -120,6 +141,7 @@ def test_every_room_imports_only_from_rooms_before_it() -> None:
         ),
         ("__init__.py", "import tito_core.verify", []),
         ("__init__.py", "import tito_core.cli", ["__init__.py:1: __init__ imports tito_core.cli"]),
+        ("cli/main.py", "from tito_core import load, Codec", []),
         ("cli/main.py", "import tito_core, tito_core.verify.report, tito_core.cli.show", []),
         ("kitchen/a.py", "", ["kitchen/a.py: kitchen is not a room"]),
         ("helpers.py", "", ["helpers.py: helpers is not a room"]),
