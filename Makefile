@@ -26,7 +26,7 @@ verify: $(ENV)/.installed
 	$(BIN)/tito verify --family $(FAMILY)
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests $(wildcard plugins/*/tests) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests $(wildcard plugins/*/tests) $(PYTEST_ARGS)
 
 check: $(ENV)/.dev
 	$(BIN)/python tests/oracles.py

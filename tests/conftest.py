@@ -9,4 +9,4 @@ settings.load_profile("tito")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What installs things goes first: it waits more than it computes, and the other worker has the rest meanwhile."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    items.sort(key=lambda item: item.get_closest_marker("installs") is None)

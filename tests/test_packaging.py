@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pythons
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installs")]
+pytestmark = [pytest.mark.slow, pytest.mark.installs]
 
 ROOT = pythons.ROOT
 PLUGIN = ROOT / "plugins" / "tito_deepseek"
