@@ -14,7 +14,6 @@ from tito_core import (
     Vocabulary,
     hookimpl,
 )
-
 from tito_deepseek.vocabulary import SPLIT_PATTERN
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
