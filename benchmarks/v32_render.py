@@ -63,7 +63,9 @@ def best(run: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    print(f"{'messages':>8} {'':5} {'text':>9} {'published':>11} {'tito':>10} {'ratio':>7} {'MB/s':>6} {'normalise':>10}")
+    print(
+        f"{'messages':>8} {'':5} {'text':>9} {'published':>11} {'tito':>10} {'ratio':>7} {'MB/s':>6} {'normalise':>10}"
+    )
     before: dict[bool, tuple[float, float]] = {}
     for length in (100, 1000):
         wire = conversation(length)

@@ -32,7 +32,7 @@ HOSTILE = (
     "{0}{{}}",
     "100 % %s %(x)d",
     "\\n\\u00e9\\",
-    '"quoted" <b> & \'single\'',
+    "\"quoted\" <b> & 'single'",
     "\x00\x07\x7f",
     "\ufeff\u200d\u2028\u2029\u0085",
     "é e\u0301 ﬁ Ⅷ",
@@ -117,7 +117,9 @@ def tool_schemas(draw: st.DrawFn) -> Json:
 def contents(draw: st.DrawFn, *, empty: bool = True) -> str | list[Json]:
     """A message's content: a string, or text parts."""
     if empty and draw(st.integers(0, 5)) == 0:
-        part = st.builds(lambda kind, text: {"type": kind, "text": text}, st.sampled_from(["text", "input_text"]), texts())
+        part = st.builds(
+            lambda kind, text: {"type": kind, "text": text}, st.sampled_from(["text", "input_text"]), texts()
+        )
         return draw(st.lists(part, max_size=3))
     return draw(texts(empty=empty))
 

@@ -50,7 +50,11 @@ def upstream_text(
         text = encoder.bos_token
         for index, message in enumerate(made):
             before, following = made[: index + 1], made[index + 1 : index + 2]
-            if message["role"] == "assistant" and thinking and not (message["reasoning_content"] or message["tool_calls"]):
+            if (
+                message["role"] == "assistant"
+                and thinking
+                and not (message["reasoning_content"] or message["tool_calls"])
+            ):
                 text += encoder.thinking_end_token + message["content"] + encoder.eos_token
                 continue
             if answered and message["role"] in ("user", "developer", "tool") and following:
@@ -120,7 +124,7 @@ def _in_call_order(messages: Sequence[Json]) -> list[Json]:
         if message["role"] == "tool":
             run.append(message)
             continue
-        ordered += sorted(run, key=lambda result: ([*calls, result["tool_call_id"]].index(result["tool_call_id"])))
+        ordered += sorted(run, key=lambda result: [*calls, result["tool_call_id"]].index(result["tool_call_id"]))
         run = []
         calls = [call["id"] for call in message.get("tool_calls") or ()]
         ordered.append(message)
