@@ -7,6 +7,7 @@ anywhere. Content is hostile: control strings of several families, braces, perce
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -58,6 +59,7 @@ HOSTILE = (
 CHARACTERS = st.characters(codec="utf-8")
 
 
+@cache
 def texts(*, empty: bool = True) -> st.SearchStrategy[str]:
     """Text that a user, a tool or a model may write: any character that can be encoded."""
     pieces = st.one_of(st.sampled_from(HOSTILE), st.text(CHARACTERS, max_size=12))
@@ -65,6 +67,7 @@ def texts(*, empty: bool = True) -> st.SearchStrategy[str]:
     return joined if empty else joined.filter(bool)
 
 
+@cache
 def json_values(*, leaves: int = 6) -> st.SearchStrategy[Any]:
     """JSON values: null, booleans, integers of any size, finite floats, text, nested lists and objects."""
     scalars = st.one_of(
@@ -82,6 +85,7 @@ def json_values(*, leaves: int = 6) -> st.SearchStrategy[Any]:
     )
 
 
+@cache
 def json_objects() -> st.SearchStrategy[Json]:
     return st.dictionaries(st.one_of(st.sampled_from(["path", "b", "a", "ключ"]), texts()), json_values(), max_size=3)
 
@@ -97,6 +101,7 @@ def json_texts(draw: st.DrawFn, value: Json) -> str:
     )
 
 
+@cache
 @st.composite
 def tool_schemas(draw: st.DrawFn) -> Json:
     """A tool as a client may send it: keys in any order, known ones absent or null, unknown ones beside them."""
@@ -113,6 +118,7 @@ def tool_schemas(draw: st.DrawFn) -> Json:
     return {**draw(st.fixed_dictionaries({}, optional=outer)), "function": function}
 
 
+@cache
 @st.composite
 def contents(draw: st.DrawFn, *, empty: bool = True) -> str | list[Json]:
     """A message's content: a string, or text parts."""
@@ -124,6 +130,7 @@ def contents(draw: st.DrawFn, *, empty: bool = True) -> str | list[Json]:
     return draw(texts(empty=empty))
 
 
+@cache
 @st.composite
 def carriers(draw: st.DrawFn, role: str, *, carried: bool = True, empty: bool = True) -> Json:
     """A system or developer message, which may carry tools and a response format of its own."""
@@ -135,6 +142,7 @@ def carriers(draw: st.DrawFn, role: str, *, carried: bool = True, empty: bool = 
     return message
 
 
+@cache
 @st.composite
 def assistants(draw: st.DrawFn, number: int, *, reasoning: bool | None, calls: bool) -> Json:
     """An assistant message. `reasoning` True: it has some; False: it has none; None: it may."""

@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. `function` is what templates print: the bytes of SGLang 0.5.23's `Tool(**t).model_dump()`, its function."""
+    """One tool. `function` is what templates print: the function of SGLang 0.5.23's `Tool(**t).model_dump()`."""
 
     function: dict[str, Any]
     type: str = "function"

@@ -60,11 +60,12 @@ def text_or_refusal(messages: Sequence[Message], tools: Sequence[Tool], **kwargs
     """The text, or None where the encoder refuses; a refusal names the message that it is about."""
     try:
         return render(messages, tools, **kwargs).text
-    except TemplateError as refusal:
-        index = refusal.where["index"]
-        assert refusal.where == {"index": index, "role": messages[index].role}
-        assert str(refusal).startswith(f"message {index} ({messages[index].role}) ")
-        return None
+    except TemplateError as refused:
+        refusal = refused
+    index = refusal.where["index"]
+    assert refusal.where == {"index": index, "role": messages[index].role}
+    assert str(refusal).startswith(f"message {index} ({messages[index].role}) ")
+    return None
 
 
 def as_sent(conversation: Conversation) -> tuple[Message, ...]:
@@ -119,7 +120,7 @@ def test_messages_in_any_order_are_refused_where_the_published_encoder_refuses(
     conversation: Conversation, thinking: bool, drop_thinking: bool, answered: bool
 ) -> None:
     mode = {"thinking": thinking, "drop_thinking": drop_thinking, "answered": answered}
-    assert text_or_refusal(as_sent(conversation), (), **mode) == upstream_text(conversation.messages, **mode)
+    assert text_or_refusal(as_sent(conversation), (), **mode) == upstream_text(conversation.messages, None, **mode)
 
 
 @settings(max_examples=50)
@@ -335,7 +336,7 @@ REFUSALS: list[tuple[str, list[Message], dict[str, bool], dict[str, Any], str]] 
 )
 def test_refusals(messages: list[Message], mode: dict[str, bool], where: dict[str, Any], said: str) -> None:
     with pytest.raises(TemplateError) as refusal:
-        render(messages, **mode)
+        render(messages, (), **mode)
     assert (str(refusal.value), refusal.value.where) == (said, where)
 
 
