@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from conversations import Conversation, contents, conversations, json_objects, json_texts, texts, tool_schemas
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import tool_classes
 
+from conversations import Conversation, contents, conversations, json_objects, json_texts, texts, tool_schemas
+from oracles import tool_classes
 from tito_core.errors import MessageError
 from tito_core.prompts.messages import MAX_DEPTH, Message, Tool, ToolCall, normalise, normalise_tools
 
@@ -88,7 +88,7 @@ def test_reasoning_has_two_names(key: str) -> None:
     assert normalise([{**message, "reasoning": "r", "reasoning_content": "r"}]) == (Message("assistant", "a", "r"),)
 
 
-class Word(str, Enum):  # noqa: UP042: format() of a StrEnum is its text already
+class Word(str, Enum):  # noqa: UP042 - format() of a StrEnum is its text already
     YES = "yes"
 
 

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, overload
 
 import pytest
-from conversations import Conversation, conversations, loose_conversations
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from v32_upstream import upstream_text, written
 
 import tito_core
 import tito_deepseek
+from conversations import Conversation, conversations, loose_conversations
 from tito_core.errors import TemplateError
 from tito_core.prompts.messages import Message, Tool, ToolCall, normalise, normalise_tools
 from tito_core.prompts.template import Rendered
 from tito_deepseek.v32_encoding import V32Encoding
+from v32_upstream import upstream_text, written
 
 CONTROL = (
     "<｜begin▁of▁sentence｜>",
