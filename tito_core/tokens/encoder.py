@@ -238,49 +238,33 @@ class Encoder:
             place = span.end
         if place != len(text):
             raise EncodingError(f"the spans of a rendered text end at character {place} of {len(text)}")
-        if mode == "engine":
-            return self._encode_as_engine(rendered)
-        if mode == "reject":
-            self._refuse_control_text(rendered)
-        elif mode != "literal":
-            raise EncodingError(f"no encoding mode is named {mode!r}; choose literal, reject or engine")
-
-        cuts: list[tuple[int, int, Ids]] = []
-        for start, end in _runs(spans, "template"):
-            for first, last, control in self._structure(text[start:end]):
-                cuts.append((start + first, start + last, control))
-        texts: list[str] = []
-        bounds: list[tuple[int, int, Ids | None]] = []
-        place = 0
-        for start, end, control in cuts:
-            if place < start:
-                texts.append(text[place:start])
-                bounds.append((place, start, None))
-            bounds.append((start, end, control))
-            place = end
-        if place < len(text):
-            texts.append(text[place:])
-            bounds.append((place, len(text), None))
         try:
-            encoded = iter(self._encode_texts(texts))
-        except _LoneSurrogate as fault:
-            raise _surrogate_error(rendered) from fault
+            if mode == "engine":
+                return self._encode_as_engine(rendered)
+            if mode == "reject":
+                self._refuse_control_text(rendered)
+            elif mode != "literal":
+                raise EncodingError(f"no encoding mode is named {mode!r}; choose literal, reject or engine")
+            cuts = list(self._cuts(rendered))
+            encoded = iter(self._encode_texts([text[start:end] for start, end, control in cuts if control is None]))
+        except UnicodeEncodeError as cause:
+            raise _surrogate_error(rendered) from cause
         arrays: list[Ids] = []
         pieces: list[_Piece] = []
-        count = 0
-        for start, end, control in bounds:
-            array: Ids = next(encoded) if control is None else control
-            arrays.append(array)
-            pieces.append(_Piece(start, end, count, count := count + len(array), control is not None))
-        ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-        return Encoded(ids, rendered, pieces, self)
+        first = 0
+        for start, end, control in cuts:
+            ids = next(encoded) if control is None else control
+            arrays.append(ids)
+            pieces.append(_Piece(start, end, first, last := first + len(ids), control is not None))
+            first = last
+        return Encoded(np.concatenate(arrays) if arrays else np.empty(0, np.int32), rendered, pieces, self)
 
     def encode_text(self, text: str) -> Ids:
         """Plain text's ids (int32). No added token is ever produced. Raises EncodingError for a lone surrogate."""
         try:
-            return self._encode_texts([text])[0] if text else np.empty(0, np.int32)
-        except _LoneSurrogate as fault:
-            raise _surrogate_error(Rendered(text, ())) from fault
+            return self._encode_texts([text])[0].copy() if text else np.empty(0, np.int32)
+        except UnicodeEncodeError as cause:
+            raise _surrogate_error(Rendered(text, ())) from cause
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
         """The text of ids, added tokens included; bytes that are not UTF-8 become U+FFFD. Raises for an unknown id."""
@@ -319,6 +303,18 @@ class Encoder:
             id=number,
             place=place,
         )
+
+    def _cuts(self, rendered: Rendered) -> Iterator[tuple[int, int, Ids | None]]:
+        """The text cut at structural control tokens: start, end, and the id as an array where it is one."""
+        text, place = rendered.text, 0
+        for start, end in _runs(rendered.spans, "template"):
+            for first, last, control in self._structure(text[start:end]):
+                if place < start + first:
+                    yield place, start + first, None
+                place = start + last
+                yield start + first, place, control
+        if place < len(text):
+            yield place, len(text), None
 
     def _structure(self, run: str) -> tuple[tuple[int, int, Ids], ...]:
         """Where control tokens stand in a run of template text: start and end in it, and the id as an array."""
@@ -378,7 +374,7 @@ class Encoder:
         )
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each plain text, by the fast path where there is one."""
+        """The ids of each plain text, by the fast path where there is one. Raises UnicodeEncodeError."""
         fast, given = self._tiktoken, texts
         if fast is None:
             return [self._slow(text) for text in texts]
@@ -388,8 +384,8 @@ class Encoder:
         for text in texts:
             try:
                 ids: Ids = fast.encode_to_numpy(text, disallowed_special=()).view(np.int32)
-            except UnicodeEncodeError as cause:
-                raise _LoneSurrogate from cause
+            except UnicodeEncodeError:
+                raise
             except ValueError:  # the expression's backtracking limit: 1,000,000 spaces reach it
                 ids = self._slow(text)
             except BaseException as cause:
@@ -406,31 +402,26 @@ class Encoder:
         return encoded
 
     def _slow(self, text: str) -> Ids:
-        try:
-            ids = np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
-        except UnicodeEncodeError as cause:
-            raise _LoneSurrogate from cause
-        if self._normalizer != "other":
-            size = _size(text if self._normalizer == "none" else _nfc(text))
-            if int(self._lengths[ids].sum()) != size:
-                raise EncodingError(
-                    f"the vocabulary (sha256 {self.sha256[:8]}) has no entry for part of the text {text[:40]!r}; use "
-                    "one that has all 256 bytes"
-                )
+        size = _size(_nfc(text) if self._normalizer == "nfc" else text)
+        ids = np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+        if self._normalizer != "other" and int(self._lengths[ids].sum()) != size:
+            raise EncodingError(
+                f"the vocabulary (sha256 {self.sha256[:8]}) has no entry for part of the text {text[:40]!r}; use one "
+                "that has all 256 bytes"
+            )
         return ids
 
     def _encode_as_engine(self, rendered: Rendered) -> Encoded:
-        try:
-            ids = np.array(self._engine.encode(rendered.text, add_special_tokens=False).ids, np.int32)
-        except UnicodeEncodeError as cause:
-            raise _surrogate_error(rendered) from cause
+        _size(rendered.text)
+        ids = np.array(self._engine.encode(rendered.text, add_special_tokens=False).ids, np.int32)
         piece = _Piece(0, len(rendered.text), 0, len(ids), False)
         return Encoded(ids, rendered, [piece], self)
 
     def _starts(self, text: str, ids: Ids) -> npt.NDArray[np.int64]:
         """The character of `text` in which each of its ids starts."""
-        lengths = self._lengths[ids]
-        if int(lengths.sum()) == len(data := text.encode()):
+        unchanged = self._normalizer == "none" or (self._normalizer == "nfc" and _nfc(text) == text)
+        lengths, data = self._lengths[ids], text.encode()
+        if unchanged and int(lengths.sum()) == len(data):
             starts = np.cumsum(lengths) - lengths
             if len(data) == len(text):
                 return starts
@@ -465,10 +456,6 @@ class Encoder:
                 self._tiktoken = None
                 return f"the split pattern splits other than its pre-tokenizer: the ids of {text[:40]!r} differ"
         return None
-
-
-class _LoneSurrogate(Exception):
-    """Text that has no UTF-8 form."""
 
 
 class _Merges(NamedTuple):
@@ -664,7 +651,7 @@ def _split_pattern(declared: Mapping[str, Any]) -> str | None:
 
 
 def _size(text: str) -> int:
-    """The number of UTF-8 bytes."""
+    """The number of UTF-8 bytes. Raises UnicodeEncodeError for a lone surrogate."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -673,10 +660,7 @@ _NFC: Final = normalizers.NFC()
 
 def _nfc(text: str) -> str:
     # By `tokenizers`, not unicodedata: the two may know different versions of Unicode.
-    try:
-        return _NFC.normalize_str(text)
-    except UnicodeEncodeError as cause:
-        raise _LoneSurrogate from cause
+    return _NFC.normalize_str(text)
 
 
 def _runs(spans: Sequence[Span], source: Source) -> Iterator[tuple[int, int]]:
@@ -751,13 +735,13 @@ def _converted(path: Path) -> bytes:
 def _sample() -> list[str]:
     """Texts in which two ways to split would differ: each kind of character beside each other kind."""
     kinds = (
-        "a", "Word", "don't", "I'LL'Ve", "'ſ", "naïve", "e\u0301", "\u0301", "Ωμέγα", "привет", "שלום", "مرحبا",
-        "हिन्दी", "ไทย", "한국어", "\u1112\u1161\u11ab", "中文", "龥", "鿿", "〇", "ひらがな", "カタカナ", "・", "゛",
-        "ー", "\u3099", "、。", "「」", "0", "12", "1234567", "٣", "Ⅷ", "½", "²", " ", "  ", "   ", "\t", "\n", "\n\n",
-        "\r\n", "\r", " \n ", "\u00a0", "\u3000", "\u200b", "\u200d", "\u2028", "\u0085", "\x00", "\x1f", "\x7f",
-        "\ufeff", "\ue000", "\U000f0000", "\ufffd", "\u0378", "!", "?!", "...", "_", "$", "€", "+", "<", ">", "</a>", '{"', "'",
-        "''", "’s", "//", "-", "—", "|", "｜", "▁", "Ġ", "👩\u200d👩\u200d👧", "🇩🇪", "👍🏽", "\ufe0f", "𝒳", "𐍈", "ﬁ",
-        "\u212b", "A\u030a", "\u212a",
+        "a", "Word", "don't", "I'LL'Ve", "'ſ", "naïve", "e\u0301", "\u0301", "Ωμέγα", "привет",
+        "שלום", "مرحبا", "हिन्दी", "ไทย", "한국어", "\u1112\u1161\u11ab", "中文", "龥", "鿿", "〇", "ひらがな",
+        "カタカナ", "・", "゛", "ー", "\u3099", "、。", "「」", "0", "12", "1234567", "٣", "Ⅷ", "½", "²",
+        " ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", "\r", " \n ", "\u00a0", "\u3000", "\u200b", "\u200d",
+        "\u2028", "\u0085", "\x00", "\x1f", "\x7f", "\ufeff", "\ue000", "\U000f0000", "\ufffd", "\u0378", "!",
+        "?!", "...", "_", "$", "€", "+", "<", ">", "</a>", '{"', "'", "''", "’s", "//", "-", "—", "|", "｜",
+        "▁", "Ġ", "👩\u200d👩\u200d👧", "🇩🇪", "👍🏽", "\ufe0f", "𝒳", "𐍈", "ﬁ", "\u212b", "A\u030a", "\u212a",
     )  # fmt: skip
     draw = random.Random(20250101)
     mixed = ["".join(draw.choices(kinds, k=24)) for _ in range(48)]
