@@ -94,7 +94,9 @@ class AppendRoles(Declaration):
             if stray := after - self.roles:
                 raise ValueError(f"follows[{role!r}] names {sorted(stray)}, which roles does not")
         if missing := self.roles - set(self.follows) - {"assistant"}:
-            raise ValueError(f"follows says nothing about {sorted(missing)}; write an empty set where nothing may follow")
+            raise ValueError(
+                f"follows says nothing about {sorted(missing)}; write an empty set where nothing may follow"
+            )
         if "assistant" not in self.follows:
             raise ValueError("follows must say what may stand after the stored assistant turn: follows['assistant']")
         if stray := self.ends - self.roles:
@@ -120,9 +122,7 @@ class AppendRoles(Declaration):
             )
         return AppendRoles(
             roles=kept,
-            follows={
-                role: after & kept for role, after in self.follows.items() if role in kept or role == "assistant"
-            },
+            follows={role: after & kept for role, after in self.follows.items() if role in kept or role == "assistant"},
             ends=self.ends & kept,
         )
 

@@ -247,9 +247,7 @@ class Registry:
         if declaration is None:
             raise PluginError(f"{origin} has no tito_family; define it and mark it with tito_core.hookimpl")
         if not isinstance(declaration, Family):
-            raise PluginError(
-                f"{origin} answered tito_family with a {type(declaration).__name__}; it must be a Family"
-            )
+            raise PluginError(f"{origin} answered tito_family with a {type(declaration).__name__}; it must be a Family")
         if declaration.name != name:
             raise PluginError(
                 f"{origin} declares a family named {declaration.name!r} under the entry point {name!r}; they must agree"

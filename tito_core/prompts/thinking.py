@@ -17,13 +17,15 @@ def resolve(
 ) -> ThinkingDecision:
     """The decision for a request: its own kwargs, else the session's, else the family's default. Raises ThinkingError."""
     return family.thinking(
-        tuple(Layer(name=name, kwargs=dict(kwargs)) for name, kwargs in (("request", request), ("session", session)) if kwargs)
+        tuple(
+            Layer(name=name, kwargs=dict(kwargs))
+            for name, kwargs in (("request", request), ("session", session))
+            if kwargs
+        )
     )
 
 
-def session_kwargs(
-    family: LoadedFamily, thinking: bool | None, kwargs: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def session_kwargs(family: LoadedFamily, thinking: bool | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The session's layer: template kwargs, and `thinking` under the family's own name. Raises ThinkingError."""
     made = dict(kwargs or {})
     if thinking is None:

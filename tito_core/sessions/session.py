@@ -203,9 +203,7 @@ class Session:
             logprobs[start:end] = turn.completion.logprobs[: end - start]
             spans += turn.spans
         cut = len(tokens) if max_tokens is None else min(max_tokens, len(tokens))
-        return [
-            Sample(tokens[:cut], mask[:cut], logprobs[:cut], tuple(span for span in spans if span.start < cut))
-        ]
+        return [Sample(tokens[:cut], mask[:cut], logprobs[:cut], tuple(span for span in spans if span.start < cut))]
 
     def _parent(self, turns: tuple[Turn, ...], messages: tuple[Message, ...]) -> Turn | None:
         """The turn that the request continues: the last, the one before it, or None for a first prompt."""
@@ -285,7 +283,7 @@ class Session:
         ids = np.asarray(completion.ids)
         encoder = self.codec.encoder
         text = encoder.decode(ids)
-        stops = [encoder.token_id(token) for token in self.codec.family.boundary.stop]
+        stops = np.array([encoder.token_id(token) for token in self.codec.family.boundary.stop], dtype=np.int32)
         inside = np.flatnonzero(np.isin(ids[:-1], stops))
         if len(inside):
             raise CompletionError(

@@ -58,7 +58,7 @@ class Append:
     counts shared boundary tokens taken off the parent's tail. A first prompt keeps nothing and is all suffix.
     """
 
-    __slots__ = ("__dict__", "dropped", "inserted", "kept", "parent", "suffix", "_encoded", "_index")
+    __slots__ = ("__dict__", "_encoded", "_index", "dropped", "inserted", "kept", "parent", "suffix")
 
     def __init__(
         self, parent: Ids, kept: int, dropped: int, inserted: Ids, suffix: Ids, encoded: Encoded, index: int

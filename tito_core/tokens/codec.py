@@ -94,7 +94,9 @@ class Codec:
         """Messages as this family's template takes them. Raises MessageError."""
         return normalise(messages, text_joiner=self.revision.text_joiner, after=after, start=start)
 
-    def decide(self, thinking: bool | None = None, chat_template_kwargs: Mapping[str, Any] | None = None) -> ThinkingDecision:
+    def decide(
+        self, thinking: bool | None = None, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> ThinkingDecision:
         """The thinking decision for these kwargs. Raises ThinkingError."""
         return resolve(self.loaded, session=session_kwargs(self.loaded, thinking, chat_template_kwargs))
 
@@ -139,10 +141,7 @@ class Codec:
         """
         appended = self.normalise(messages, after=turn.message, start=turn.length)
         gate.check_append(appended, append_roles or self.append_roles, self.family.name, turn.length)
-        append = self._joiner.join(
-            turn, appended, kwargs=self._kwargs(turn.decision), mode=mode, truncation=truncation
-        )
-        return append
+        return self._joiner.join(turn, appended, kwargs=self._kwargs(turn.decision), mode=mode, truncation=truncation)
 
     def compare(self, expected: Ids, actual: Ids, spans: Sequence[IdSpan] = ()) -> list[Mismatch]:
         """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's."""

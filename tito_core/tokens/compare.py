@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -96,7 +97,7 @@ class Comparator:
         made: list[_Segment] = []
         edges = [-1, *(int(mark) for mark in marks), len(ids)]
         openers = np.flatnonzero(np.isin(ids, self._openers)) if len(self._openers) else self._openers
-        for before, after in zip(edges, edges[1:], strict=False):
+        for before, after in pairwise(edges):
             start, opener = before + 1, after
             previous = int(ids[before]) if before >= 0 else None
             following = int(ids[after]) if after < len(ids) else None
@@ -111,9 +112,7 @@ class Comparator:
             made += (_Segment(start, opener, False), _Segment(opener, after, True))
         return made
 
-    def _structural(
-        self, expected: Ids, actual: Ids, marks: Ids, other: Ids, spans: Sequence[IdSpan]
-    ) -> Mismatch:
+    def _structural(self, expected: Ids, actual: Ids, marks: Ids, other: Ids, spans: Sequence[IdSpan]) -> Mismatch:
         left, right = expected[marks], actual[other]
         shared = min(len(left), len(right))
         differing = np.flatnonzero(left[:shared] != right[:shared])
@@ -125,9 +124,7 @@ class Comparator:
         kind: Kind = "special_token_type" if same or len(left) == len(right) else "special_token_count"
         return self._mismatch(kind, 2 * number, at, one, two, spans)
 
-    def _mismatch(
-        self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]
-    ) -> Mismatch:
+    def _mismatch(self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]) -> Mismatch:
         shared = min(len(run), len(other))
         differing = np.flatnonzero(run[:shared] != other[:shared])
         first = at + (int(differing[0]) if len(differing) else shared)

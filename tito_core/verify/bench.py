@@ -122,9 +122,7 @@ class Bench:
         return steps
 
 
-def stored(
-    codec: Codec, append: Append, completion: Completion, decision: ThinkingDecision, length: int
-) -> StoredTurn:
+def stored(codec: Codec, append: Append, completion: Completion, decision: ThinkingDecision, length: int) -> StoredTurn:
     assert completion.message is not None
     return StoredTurn(
         ids=np.concatenate((append.ids, np.asarray(completion.ids))),
