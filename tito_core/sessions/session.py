@@ -145,11 +145,12 @@ class Session:
         Raises MessageError, GateError, ThinkingError, SessionError, TruncatedTurnError, AppendError, TemplateError or
         EncodingError; the session is as it was.
         """
-        turns = self._turns
+        with self._lock:
+            turns, before = self._turns, self._seen
         decision = self._decision
         if chat_template_kwargs:
             decision = thinking.resolve(self.codec.loaded, request=chat_template_kwargs, session=self._kwargs)
-        known, base = self._known(turns, messages)
+        known, base = _known(turns, before, messages)
         start = base.length if base else 0
         made = self.codec.normalise(messages[start:], after=base.message if base else None, start=start)
         offered = self._offered(tools)
@@ -163,7 +164,10 @@ class Session:
         ledger = self.codec.append(
             parent, appended, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
         )
-        self._seen = [*self._seen[:known], *map(remembered, messages[known : parent.length])]
+        now = [*before[:known], *map(remembered, messages[known : parent.length])]
+        with self._lock:
+            if self._turns is turns:
+                self._seen = now
         return Request(self.id, parent, appended, parent.tools, parent.decision, ledger)
 
     def commit(self, request: Request, completion: Completion) -> Turn:
@@ -196,6 +200,7 @@ class Session:
                 end=end,
             )
             self._turns = (*kept, turn)
+            self._seen = self._seen[: parent.length if parent else 0]
         return turn
 
     def messages(self, start: int = 0) -> tuple[Message, ...]:
@@ -233,18 +238,6 @@ class Session:
             spans += turn.spans
         cut = len(tokens) if max_tokens is None else min(max_tokens, len(tokens))
         return [Sample(tokens[:cut], mask[:cut], logprobs[:cut], tuple(span for span in spans if span.start < cut))]
-
-    def _known(self, turns: tuple[Turn, ...], messages: Sequence[Mapping[str, Any]]) -> tuple[int, Turn | None]:
-        """How many of the messages are those of an earlier request, word for word, and the last turn within them."""
-        stored, known = self._seen, 0
-        if isinstance(messages, list) and stored == messages[: len(stored)]:
-            known = len(stored)
-        elif isinstance(messages, Sequence):
-            for ours, theirs in zip(stored, messages, strict=False):
-                if ours != theirs:
-                    break
-                known += 1
-        return known, next((turn for turn in reversed(turns) if turn.length <= known), None)
 
     def _offered(self, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
         """The tools of a request, normalised once for each spelling."""
@@ -351,3 +344,18 @@ class Session:
                 f"{text[-20:]!r}); cut ids and logprobs after the id that completes it",
                 id=completion.id,
             )
+
+
+def _known(
+    turns: tuple[Turn, ...], seen: list[object], messages: Sequence[Mapping[str, Any]]
+) -> tuple[int, Turn | None]:
+    """How many of the messages are those of an earlier request, word for word, and the last turn within them."""
+    known = 0
+    if isinstance(messages, list) and seen == messages[: len(seen)]:
+        known = len(seen)
+    elif isinstance(messages, Sequence):
+        for ours, theirs in zip(seen, messages, strict=False):
+            if ours != theirs:
+                break
+            known += 1
+    return known, next((turn for turn in reversed(turns) if turn.length <= known), None)
