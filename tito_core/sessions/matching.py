@@ -47,11 +47,8 @@ def same_json(left: Any, right: Any) -> bool:
 
 
 def same_tools(first: tuple[Tool, ...], sent: tuple[Tool, ...]) -> None:
-    """Raises SessionError where a request's tools mean something else than the first turn's; key order is no matter.
-
-    A request without tools goes on with the first turn's.
-    """
-    if first is sent or not sent:
+    """Raises SessionError where a request's tools mean something else than the first turn's; key order is no matter."""
+    if first is sent:
         return
     before, after = ({tool.name: tool for tool in tools} for tools in (first, sent))
     for name in (*before, *after):

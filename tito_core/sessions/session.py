@@ -71,10 +71,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What to send: `ids` (int32) and, beside them, `engine_kwargs`. `ledger` says where the ids come from."""
+    """What to send: `ids` (int32) and, beside them, `engine_kwargs`. `ledger` says where the ids come from.
+
+    `parent` is the turn that it continues, `tip` the session's last one when it was prepared.
+    """
 
     session: str
     parent: Turn | None
+    tip: Turn | None
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
     decision: ThinkingDecision
@@ -126,7 +130,7 @@ class Session:
         self._turns: tuple[Turn, ...] = ()
         self._seen: list[object] = []
         self._tools: tuple[bytes | None, tuple[Tool, ...]] = (None, ())
-        self._decision = codec.decide(chat_template_kwargs=self._kwargs)
+        codec.decide(chat_template_kwargs=self._kwargs)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -142,24 +146,31 @@ class Session:
     ) -> Request:
         """The request for a whole conversation, as the client sends it. Changes nothing.
 
+        Tools and thinking mode are the first turn's from then on: leave them out, or send the same.
+
         Raises MessageError, GateError, ThinkingError, SessionError, TruncatedTurnError, AppendError, TemplateError or
         EncodingError; the session is as it was.
         """
         with self._lock:
             turns, before = self._turns, self._seen
-        decision = self._decision
-        if chat_template_kwargs:
-            decision = thinking.resolve(self.codec.loaded, request=chat_template_kwargs, session=self._kwargs)
         known, base = _known(turns, before, messages)
         start = base.length if base else 0
-        made = self.codec.normalise(messages[start:], after=base.message if base else None, start=start)
+        made = self.codec.normalise(
+            messages[start:] if base else messages, after=base.message if base else None, start=start
+        )
         offered = self._offered(tools)
-        parent = self._parent(turns, made, start)
+        parent = _parent(turns, made, start)
+        tip = turns[-1] if turns else None
         if parent is None:
+            decision = thinking.resolve(self.codec.loaded, request=chat_template_kwargs, session=self._kwargs)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
-            return Request(self.id, None, made, offered, decision, ledger)
-        thinking.frozen(parent.decision, decision)
-        same_tools(parent.tools, offered)
+            return Request(self.id, None, tip, made, offered, decision, ledger)
+        decision = parent.decision
+        if chat_template_kwargs:
+            asked = thinking.resolve(self.codec.loaded, request=chat_template_kwargs, session=decision.forward_kwargs)
+            thinking.frozen(decision, asked)
+        if tools is not None:
+            same_tools(parent.tools, offered)
         appended = made[parent.length - start :]
         ledger = self.codec.append(
             parent, appended, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
@@ -168,7 +179,7 @@ class Session:
         with self._lock:
             if self._turns is turns:
                 self._seen = now
-        return Request(self.id, parent, appended, parent.tools, parent.decision, ledger)
+        return Request(self.id, parent, tip, appended, parent.tools, decision, ledger)
 
     def commit(self, request: Request, completion: Completion) -> Turn:
         """Stores a completion of a request as a turn. Raises CompletionError or SessionError; then nothing changed."""
@@ -178,8 +189,12 @@ class Session:
         self._check_ids(completion)
         ledger = request.ledger
         with self._lock:
-            kept = self._kept_turns(request)
+            if (self._turns[-1] if self._turns else None) is not request.tip:
+                raise SessionError(
+                    f"the session went on to turn {len(self._turns) - 1} after this request was prepared; prepare it again"
+                )
             parent = request.parent
+            kept = self._turns[: parent.number + 1] if parent else ()
             more = (ledger.inserted, ledger.suffix, np.asarray(completion.ids))
             if parent is None:
                 line, end = Line(ledger.parent).extended(0, *more)
@@ -203,15 +218,9 @@ class Session:
             self._seen = self._seen[: parent.length if parent else 0]
         return turn
 
-    def messages(self, start: int = 0) -> tuple[Message, ...]:
-        """The conversation of the last turn, normalised, from the message of index `start` on."""
-        made: list[Message] = []
-        for turn in reversed(self._turns):
-            if turn.length <= start:
-                break
-            made += (turn.message, *reversed(turn.messages))
-        made.reverse()
-        return tuple(made[start - (self._turns[-1].length - len(made)) :]) if made else ()
+    def messages(self) -> tuple[Message, ...]:
+        """The whole conversation of the last turn, normalised."""
+        return _conversation(self._turns, 0)
 
     def compare(self) -> list[Mismatch]:
         """What the stored ids of the last turn differ in from a full render of its conversation."""
@@ -245,57 +254,6 @@ class Session:
         if key is None or key != self._tools[0]:
             self._tools = (key, normalise_tools(tools))
         return self._tools[1]
-
-    def _parent(self, turns: tuple[Turn, ...], messages: tuple[Message, ...], start: int) -> Turn | None:
-        """The turn that a request continues: the last, the one before it, or None for a first prompt.
-
-        `messages` are those from the conversation's index `start` on; what stands before is known to match.
-        """
-        if not turns:
-            return None
-        stored = self.messages(start)
-        shared = 0
-        for ours, theirs in zip(stored, messages, strict=False):
-            if not matches(ours, theirs):
-                break
-            shared += 1
-        found, sent, stands = start + shared, start + len(messages), turns[-1].length
-        for turn in reversed(turns[-2:]):
-            if found >= turn.length and sent > turn.length:
-                return turn
-        if len(turns) == 1 and found >= stands - 1 == sent:
-            return None
-        if found == sent == stands:
-            raise SessionError(
-                f"the request ends with message {sent - 1} (assistant), which is stored already; append a message, or "
-                "leave it out to sample it again",
-                index=sent - 1,
-                role="assistant",
-            )
-        theirs_role = messages[shared].role if shared < len(messages) else None
-        ours_role = stored[shared].role if shared < len(stored) else "nothing"
-        raise SessionError(
-            f"message {found} ({theirs_role or 'missing'}) is not what this session stores there ({ours_role}): a request "
-            f"continues the last turn, or the one before it, and the last one ends with message {stands - 1}; open "
-            "another session for another conversation",
-            index=found,
-            role=theirs_role,
-        )
-
-    def _kept_turns(self, request: Request) -> tuple[Turn, ...]:
-        turns = self._turns
-        if request.parent is None:
-            if len(turns) > 1:
-                raise SessionError(
-                    f"the request was prepared before {len(turns)} turns were committed; prepare it again"
-                )
-            return ()
-        if request.parent not in turns[-2:]:
-            raise SessionError(
-                f"the request continues turn {request.parent.number}, which is no longer one of the last two; prepare "
-                "it again",
-            )
-        return turns[: request.parent.number + 1]
 
     def _message(self, request: Request, completion: Completion) -> Message:
         if completion.finish_reason == "abort":
@@ -359,3 +317,51 @@ def _known(
                 break
             known += 1
     return known, next((turn for turn in reversed(turns) if turn.length <= known), None)
+
+
+def _parent(turns: tuple[Turn, ...], messages: tuple[Message, ...], start: int) -> Turn | None:
+    """The turn that a request continues: the last, the one before it, or None for a first prompt.
+
+    `messages` are those from the conversation's index `start` on; what stands before is known to match.
+    """
+    if not turns:
+        return None
+    stored = _conversation(turns, start)
+    shared = 0
+    for ours, theirs in zip(stored, messages, strict=False):
+        if not matches(ours, theirs):
+            break
+        shared += 1
+    found, sent, stands = start + shared, start + len(messages), turns[-1].length
+    for turn in reversed(turns[-2:]):
+        if found >= turn.length and sent > turn.length:
+            return turn
+    if len(turns) == 1 and found >= stands - 1 == sent:
+        return None
+    if found == sent == stands:
+        raise SessionError(
+            f"the request ends with message {sent - 1} (assistant), which is stored already; append a message, or "
+            "leave it out to sample it again",
+            index=sent - 1,
+            role="assistant",
+        )
+    theirs_role = messages[shared].role if shared < len(messages) else None
+    ours_role = stored[shared].role if shared < len(stored) else "nothing"
+    raise SessionError(
+        f"message {found} ({theirs_role or 'missing'}) is not what this session stores there ({ours_role}): a request "
+        f"continues the last turn, or the one before it, and the last one ends with message {stands - 1}; open "
+        "another session for another conversation",
+        index=found,
+        role=theirs_role,
+    )
+
+
+def _conversation(turns: tuple[Turn, ...], start: int) -> tuple[Message, ...]:
+    """The conversation of the last turn from the message of index `start` on."""
+    made: list[Message] = []
+    for turn in reversed(turns):
+        if turn.length <= start:
+            break
+        made += (turn.message, *reversed(turn.messages))
+    made.reverse()
+    return tuple(made[len(made) - (turns[-1].length - start) :]) if made else ()
