@@ -157,7 +157,7 @@ def test_an_import_against_the_order_is_found(tmp_path: Path, file: str, source:
 # Names and marks of prompt formats that no generic code has a reason to hold, whichever plugins are installed.
 WORDS = (
     *("deepseek", "dsml", "qwen", "llama", "kimi", "minimax", "glm-", "chatglm", "gpt-oss", "harmony", "gemma"),
-    *("nemotron", "mistral", "im_start", "im_end", "<think>", "</think>", "[inst]", "<|", "｜", "▁"),
+    *("nemotron", "mistral", "im_start", "im_end", "<think>", "</think>", "[inst]", "|>", "<｜", "｜>", "▁of▁"),
 )
 
 
@@ -187,7 +187,7 @@ def test_the_core_knows_no_family() -> None:
 def test_a_family_in_the_core_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\nif family.name == 'DeepSeekV32': pass  # <｜User｜>\n")
     found = known_families(tmp_path, {*WORDS, *words_of_installed_families()})
-    assert {"a.py:2: deepseek", "a.py:2: deepseekv32", "a.py:2: ｜"} <= set(found)
+    assert {"a.py:2: deepseek", "a.py:2: deepseekv32", "a.py:2: <｜"} <= set(found)
 
 
 LOADED = """
