@@ -1,0 +1,69 @@
+"""What commands print with: text made safe for a terminal, tables without art, and lines that are never cut.
+
+On a terminal a table fits its width; elsewhere lines are as long as they need to be, so that a log can be searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO, Final
+
+import click
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["clip", "console", "emit", "grid", "plain", "quoted"]
+
+_ENDLESS: Final = 100_000
+_SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def plain(text: str) -> str:
+    """The text with every character that doesn't print as itself (controls, line ends, joiners) as an escape."""
+    return "".join(one if one.isprintable() else _SHORT.get(one) or _escape(one) for one in text)
+
+
+def quoted(text: str) -> str:
+    """The text between double quotes; what stands between them can be told apart from the escapes of `plain`."""
+    return f'"{plain(text.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34)))}"'
+
+
+def clip(text: str, most: int) -> str:
+    """At most so many characters of a text, and how many are left out."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console for stdout or stderr that takes no markup from what it prints."""
+    stream = click.get_text_stream("stderr" if stderr else "stdout")
+    made = Console(file=stream, markup=False, highlight=False, emoji=False)
+    return made if made.is_terminal else Console(file=stream, markup=False, highlight=False, emoji=False, width=_ENDLESS)
+
+
+def emit(to: Console, *what: RenderableType) -> None:
+    """Prints without trailing blanks."""
+    with to.capture() as captured:
+        to.print(*what, sep="\n")
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), file=to.file)
+
+
+def grid(rows: Iterable[tuple[str | Text, ...]], *, headings: tuple[str, ...] = (), right: tuple[int, ...] = ()) -> Table:
+    """Columns two blanks apart. All but the last one or two keep their width; `right` are set flush right."""
+    kept = [tuple(Text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
+    table = Table(box=None, show_header=bool(headings), padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for number in range(len(kept[0]) if kept else len(headings)):
+        table.add_column(
+            Text(headings[number]) if headings else "",
+            justify="right" if number in right else "left",
+            no_wrap=number == 0 or number in right,
+            overflow="fold",
+        )
+    for row in kept:
+        table.add_row(*row)
+    return table
+
+
+def _escape(one: str) -> str:
+    code = ord(one)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
