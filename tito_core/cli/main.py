@@ -69,7 +69,7 @@ class Commands(click.Group):
                 err=True,
             )
             code = INTERNAL
-        ctx.exit(code)
+        raise click.exceptions.Exit(code)
 
 
 def _debug() -> None:

@@ -5,8 +5,9 @@ On a terminal a table fits its width; elsewhere lines are as long as they need t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from typing import IO, Final
+from typing import Final
 
 import click
 from rich.console import Console, RenderableType
@@ -36,9 +37,10 @@ def clip(text: str, most: int) -> str:
 
 def console(*, stderr: bool = False) -> Console:
     """A console for stdout or stderr that takes no markup from what it prints."""
-    stream = click.get_text_stream("stderr" if stderr else "stdout")
-    made = Console(file=stream, markup=False, highlight=False, emoji=False)
-    return made if made.is_terminal else Console(file=stream, markup=False, highlight=False, emoji=False, width=_ENDLESS)
+    made = Console(file=sys.stderr if stderr else sys.stdout, markup=False, highlight=False, emoji=False)
+    if not made.is_terminal:
+        made.width = _ENDLESS
+    return made
 
 
 def emit(to: Console, *what: RenderableType) -> None:
@@ -48,8 +50,10 @@ def emit(to: Console, *what: RenderableType) -> None:
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), file=to.file)
 
 
-def grid(rows: Iterable[tuple[str | Text, ...]], *, headings: tuple[str, ...] = (), right: tuple[int, ...] = ()) -> Table:
-    """Columns two blanks apart. All but the last one or two keep their width; `right` are set flush right."""
+def grid(
+    rows: Iterable[tuple[str | Text, ...]], *, headings: tuple[str, ...] = (), right: tuple[int, ...] = ()
+) -> Table:
+    """Columns two blanks apart. The first keeps its width, and so do those in `right`, which are set flush right."""
     kept = [tuple(Text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
     table = Table(box=None, show_header=bool(headings), padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for number in range(len(kept[0]) if kept else len(headings)):

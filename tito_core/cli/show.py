@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tito_core.families.family import AppendRoles, Family, Recipe, Thinking
+    from tito_core.families.family import AppendRoles, Family, Recipe, Thinking, Vocabulary
     from tito_core.families.registry import LoadedFamily
 
 __all__ = ["command"]
@@ -46,15 +46,7 @@ def _facts(loaded: LoadedFamily) -> list[tuple[str, str]]:
         ("thinking", _thinking(family.thinking)),
         ("turn ends", _boundary(family)),
         ("revisions", _aligned([(one.name, one.note) for one in family.revisions])),
-        (
-            "vocabularies",
-            _aligned(
-                [
-                    (one.name, one.title, f"stands in for {one.stands_in_for}" if one.stands_in_for else "", f"sha256 {one.sha256}")
-                    for one in family.vocabularies
-                ]
-            ),
-        ),
+        ("vocabularies", _aligned([_vocabulary(one) for one in family.vocabularies])),
         (
             "parsers",
             [
@@ -98,6 +90,11 @@ def _boundary(family: Family) -> list[str]:
     return ["; ".join(said)]
 
 
+def _vocabulary(one: Vocabulary) -> tuple[str, ...]:
+    stands = f"stands in for {one.stands_in_for}" if one.stands_in_for else ""
+    return one.name, one.title, stands, f"sha256 {one.sha256}"
+
+
 def _recipe(recipe: Recipe) -> str:
     one = recipe.speculative
     said = (
@@ -135,7 +132,8 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     """Rows as lines; the first is the default."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width) for row in rows]
-    return [f"{line.rstrip()}{'  (default)' if number == 0 and len(rows) > 1 else ''}" for number, line in enumerate(lines)]
+    default = "  (default)" if len(rows) > 1 else ""
+    return [line.rstrip() + (default if number == 0 else "") for number, line in enumerate(lines)]
 
 
 def _pairs(values: dict[str, Any]) -> str:
