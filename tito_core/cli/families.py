@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from tito_core.cli.text import plain
+
 __all__ = ["command"]
 
 _NONE = """\
@@ -17,7 +19,7 @@ def command() -> None:
 
     Nothing is imported to learn this; `tito show FAMILY` loads one.
     """
-    from tito_core.cli.output import console, emit, grid, plain
+    from tito_core.cli.output import console, emit, grid
     from tito_core.families.registry import list_families
 
     found = list_families()

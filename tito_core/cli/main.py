@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from tito_core import __version__
+from tito_core.cli.text import plain
 from tito_core.errors import TitoError
 
 __all__ = ["INTERNAL", "INTERRUPTED", "NOT_LOADED", "USAGE", "main", "tito"]
@@ -57,14 +58,14 @@ class Commands(click.Group):
             code = INTERRUPTED
         except TitoError as error:
             _debug()
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {plain(str(error))}", err=True)
             code = NOT_LOADED
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
             _debug()
             click.echo(
-                f"internal error: {type(error).__name__}: {error}\n"
+                f"internal error: {type(error).__name__}: {plain(str(error))}\n"
                 "This is a fault of tito, not a verdict on the family. TITO_DEBUG=1 shows where it happened.",
                 err=True,
             )

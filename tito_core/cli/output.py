@@ -1,4 +1,4 @@
-"""What commands print with: text made safe for a terminal, tables without art, and lines that are never cut.
+"""What commands print with: tables without art, and lines that are never cut.
 
 On a terminal a table fits its width; elsewhere lines are as long as they need to be, so that a log can be searched.
 """
@@ -14,25 +14,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["clip", "console", "emit", "grid", "plain", "quoted"]
+__all__ = ["console", "emit", "grid"]
 
 _ENDLESS: Final = 100_000
-_SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
-def plain(text: str) -> str:
-    """The text with every character that doesn't print as itself (controls, line ends, joiners) as an escape."""
-    return "".join(one if one.isprintable() else _SHORT.get(one) or _escape(one) for one in text)
-
-
-def quoted(text: str) -> str:
-    """The text between double quotes; what stands between them can be told apart from the escapes of `plain`."""
-    return f'"{plain(text.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34)))}"'
-
-
-def clip(text: str, most: int) -> str:
-    """At most so many characters of a text, and how many are left out."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -44,7 +28,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def emit(to: Console, *what: RenderableType) -> None:
-    """Prints without trailing blanks."""
+    """Prints each on lines of its own, without trailing blanks."""
     with to.capture() as captured:
         to.print(*what, sep="\n")
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), file=to.file)
@@ -66,8 +50,3 @@ def grid(
     for row in kept:
         table.add_row(*row)
     return table
-
-
-def _escape(one: str) -> str:
-    code = ord(one)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tito_core.cli.text import plain, quoted
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -19,7 +21,7 @@ __all__ = ["command"]
 @click.argument("family")
 def command(family: str) -> None:
     """Show what FAMILY declares: models, template, append roles, vocabularies."""
-    from tito_core.cli.output import console, emit, grid, plain
+    from tito_core.cli.output import console, emit, grid
     from tito_core.families.registry import default_registry
 
     loaded = default_registry.family(family)
@@ -56,7 +58,7 @@ def _facts(loaded: LoadedFamily) -> list[tuple[str, str]]:
         ),
         ("recipes", [f"{name}: {_recipe(one)}" for name, one in family.recipes.items()]),
         ("recipe rules", [f"{one.name}: {one.check}" for one in family.recipe_rules]),
-        ("called", [f"{peer}: {name or 'unknown there'}" for peer, name in family.peers.items()]),
+        ("peers", [f"{peer} {f'calls it {name}' if name else 'lacks it'}" for peer, name in family.peers.items()]),
         ("known issues", [f"{one.name}: {one.summary} {one.advice}" for one in family.known_issues]),
     ]
     return [(label if number == 0 else "", value) for label, values in facts for number, value in enumerate(values)]
@@ -64,23 +66,17 @@ def _facts(loaded: LoadedFamily) -> list[tuple[str, str]]:
 
 def _thinking(thinking: Thinking) -> list[str]:
     if len(thinking.modes) == 1:
-        said = f"always {'on' if thinking.default else 'off'}"
+        said = f"always {_on(thinking.default)}"
     else:
-        said = f"{'on' if thinking.default else 'off'} by default"
+        said = f"{_on(thinking.default)} by default"
     words = [
-        f'{alias}="{word}" is {"on" if mode else "off"}'
+        f"{alias} takes {' and '.join(f'{chr(34)}{word}{chr(34)} ({_on(mode)})' for word, mode in known.items())} too"
         for alias, known in thinking.words.items()
-        for word, mode in known.items()
     ]
-    return [
-        f"{said}; engines are told {thinking.forward_as}",
-        f"a caller says {' or '.join(thinking.aliases)}{', '.join(['', *words])}",
-    ]
+    return [f"{said}; engines are told {thinking.forward_as}", f"set by {' or '.join(thinking.aliases)}", *words]
 
 
 def _boundary(family: Family) -> list[str]:
-    from tito_core.cli.output import quoted
-
     boundary = family.boundary
     said = [f"with {' or '.join(map(quoted, boundary.stop))}"]
     if boundary.glue:
@@ -92,7 +88,7 @@ def _boundary(family: Family) -> list[str]:
 
 def _vocabulary(one: Vocabulary) -> tuple[str, ...]:
     stands = f"stands in for {one.stands_in_for}" if one.stands_in_for else ""
-    return one.name, one.title, stands, f"sha256 {one.sha256}"
+    return one.name, one.title, stands, f"sha256 {one.sha256[:8]}"
 
 
 def _recipe(recipe: Recipe) -> str:
@@ -134,6 +130,10 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width) for row in rows]
     default = "  (default)" if len(rows) > 1 else ""
     return [line.rstrip() + (default if number == 0 else "") for number, line in enumerate(lines)]
+
+
+def _on(mode: bool) -> str:
+    return "on" if mode else "off"
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tito_core.cli.main import USAGE
+from tito_core.cli.text import clip, plain, quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "print_report"]
 
 _AROUND: Final = 6
-_TEXT: Final = 40
+_TEXT: Final = 60
 _LINE: Final = 1000
 _LABELS: Final = {
     "special_token_count": "special",
@@ -127,41 +128,52 @@ def print_report(report: Report, out: Console) -> None:
     """The report as an engineer reads it. Saves each failing conversation in the current directory."""
     from rich.text import Text
 
-    from tito_core.cli.output import emit, grid, plain
+    from tito_core.cli.output import emit, grid
 
     said = f"{report.family} ({report.distribution} {report.version})"
     emit(out, f"tito verify  {plain(said)}   revision {plain(report.revision)}   seed {report.seed}")
-    heading = [("  template", plain(report.template.reference), f"sha256 {report.template.sha256[:8]}", "")]
+    heading = [(_label("template"), plain(report.template.reference), f"sha256 {report.template.sha256[:8]}", "")]
     for one in report.vocabulary:
         of = one.title if one.name == "checkpoint" else f"{one.name}, {one.title}" if one.title else one.name
         stands = f"stands in for {one.stands_in_for}" if one.stands_in_for else ""
-        heading.append(("  vocabulary", plain(of), f"sha256 {one.sha256[:8]}", plain(stands)))
+        heading.append((_label("vocabulary"), plain(of), f"sha256 {one.sha256[:8]}", plain(stands)))
     emit(out, grid(heading))
     if report.warnings:
-        emit(out, grid((Text("  warning", "yellow"), plain(warning)) for warning in report.warnings))
+        emit(out, grid((Text(_label("warning"), "yellow"), plain(warning)) for warning in report.warnings))
     held, broken = Text("ok", "green"), Text("FAIL", "bold red")
     rows: list[tuple[str | Text, ...]] = [
-        (f"  {one.name}", plain(one.promise), f"{one.conversations:,}", f"{one.tokens:,}", held if one.ok else broken)
+        (
+            _label(plain(one.name)),
+            plain(one.promise),
+            f"{one.conversations:,}",
+            f"{one.tokens:,}" if one.tokens else "-",
+            held if one.ok else broken,
+        )
         for one in report.checks
     ]
     sessions = report.sessions
-    counts = Text("  ".join(_count(kind, number) for kind, number in sessions.mismatches.items()))
     rows.append(
         (
-            "  sessions",
+            _label("sessions"),
             f"{sessions.passed} of {sessions.driven} held, {sessions.turns:,} turns",
             f"{sessions.driven:,}",
-            f"{sessions.tokens:,}",
-            counts if sessions.passed == sessions.driven else Text.assemble(broken, "  ", counts),
+            f"{sessions.tokens:,}" if sessions.tokens else "-",
+            held if sessions.passed == sessions.driven else broken,
         )
     )
-    emit(out, "", grid(rows, headings=("  check", "promise", "conversations", "tokens", "result"), right=(2, 3)))
-    if sessions.actions:
-        emit(out, grid([("  driven", ", ".join(f"{name} {number:,}" for name, number in sessions.actions.items()))]))
+    emit(out, "", grid(rows, headings=(_label("check"), "promise", "cases", "tokens", "result"), right=(2, 3)))
+    counts = "  ".join(_count(kind, number) for kind, number in sessions.mismatches.items())
+    actions = ", ".join(f"{plain(name.replace('_', ' '))} {number:,}" for name, number in sessions.actions.items())
+    emit(out, grid([(_label("mismatches"), counts), (_label("driven"), actions or "nothing")]))
     taken: set[str] = set()
     for failure in report.failures:
-        emit(out, "", Text(f"FAIL {plain(failure.check)}", "bold red"), grid(_failure(report, failure, taken)))
+        head = Text.assemble((f"FAIL {plain(failure.check)}", "bold red"), f"  {clip(plain(failure.what), _LINE)}")
+        emit(out, "", head, grid(_failure(report, failure, taken)))
     emit(out, "", _verdict(report))
+
+
+def _label(name: str) -> str:
+    return f"  {name:<10}"
 
 
 def _count(kind: str, number: int) -> str:
@@ -172,7 +184,11 @@ def _verdict(report: Report) -> str:
     seconds = f"{report.seconds:.1f} s"
     if report.exit_code == 0:
         sessions = f" and all {report.sessions.driven} sessions" if report.sessions.driven else ""
-        return f"All {len(report.checks)} promises{sessions} held in {seconds}."
+        lacking = sorted({one.stands_in_for for one in report.vocabulary if one.stands_in_for})
+        where = (
+            f", on stand-ins for {plain(' and '.join(lacking))}: --model DIR proves it on a checkpoint's own vocabulary"
+        )
+        return f"All {len(report.checks)} promises{sessions} held in {seconds}{where if lacking else ''}."
     names = ", ".join(dict.fromkeys(failure.check for failure in report.failures)) or "a promise"
     return (
         f"Broken: {names} (in {seconds}). Don't train on this yet: the same command with --seed {report.seed} shows it "
@@ -181,24 +197,24 @@ def _verdict(report: Report) -> str:
 
 
 def _failure(report: Report, failure: Failure, taken: set[str]) -> list[tuple[str, str]]:
-    from tito_core.cli.output import clip, plain
-
-    rows = [("  what", clip(plain(failure.what), _LINE)), ("  vocabulary", plain(failure.vocabulary))]
+    rows = [(_label("vocabulary"), plain(failure.vocabulary))]
+    where = []
     if failure.message_index is not None:
-        role = f" ({plain(failure.role)})" if failure.role else ""
-        rows.append(("  where", f"message {failure.message_index}{role}"))
+        where.append(f"message {failure.message_index}{f' ({plain(failure.role)})' if failure.role else ''}")
     if failure.first_index is not None:
-        rows.append(("  first id", f"{failure.first_index}, the first that differs"))
+        where.append(f"id {failure.first_index}")
+    if where:
+        rows.append((_label("where"), ", ".join(where)))
     texts, ids = (failure.expected_text, failure.actual_text), (failure.expected_ids, failure.actual_ids)
     for label, text, run in zip(("expected", "got"), _texts(*texts), _ids(*ids), strict=True):
         if any(texts):
-            rows.append((f"  {label}", text))
+            rows.append((_label(label), text))
         if any(ids):
-            rows.append(("" if any(texts) else f"  {label}", f"ids {run}"))
+            rows.append(("" if any(texts) else _label(label), f"ids {run}"))
     if failure.said:
-        rows.append(("  smallest", clip(plain(failure.said), _LINE)))
+        rows.append((_label("smallest"), clip(plain(failure.said), _LINE)))
     if failure.conversation is not None:
-        rows.append(("  saved", _saved(report, failure, taken)))
+        rows.append((_label("saved"), _saved(report, failure, taken)))
     return rows
 
 
@@ -218,8 +234,6 @@ def _ids(expected: Sequence[int], actual: Sequence[int]) -> tuple[str, str]:
 
 def _texts(expected: str, actual: str) -> tuple[str, str]:
     """Both texts, around the first character that differs where they are long."""
-    from tito_core.cli.output import quoted
-
     start = max(0, _first(expected, actual) - _TEXT)
 
     def window(text: str) -> str:
