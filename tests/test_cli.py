@@ -565,7 +565,7 @@ def test_an_unknown_family(command: tuple[str, ...]) -> None:
     said = tito_says(*command)
     assert (said.exit_code, said.stdout) == (3, "")
     assert said.stderr == (
-        "error: no installed plugin provides the family 'toi': installed are toy; did you mean 'toy'?. A family comes "
+        "error: no installed plugin provides the family 'toi': installed are toy (did you mean 'toy'?). A family comes "
         "with its plugin's distribution: pip install it into this environment\n"
     )
 
