@@ -301,7 +301,7 @@ def _validation(error: ValidationError) -> str:
 
 def _unknown(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
     installed = f"installed are {', '.join(known)}" if known else "none is installed"
     return (
         f"no installed plugin provides the family {name!r}: {installed}{hint}. A family comes with its plugin's "
