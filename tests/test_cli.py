@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -154,6 +155,7 @@ HELD = Report(
 BROKEN = HELD.model_copy(
     update={
         "vocabulary": (VocabularyUsed(name="checkpoint", title="/ckpt", sha256="ab" * 32, stands_in_for=None),),
+        "revision": "[red]first[/red]",
         "warnings": ("/ckpt has a chat template of its own\x1b[31m",),
         "checks": (CHECKS[0], CHECKS[1].model_copy(update={"ok": False})),
         "sessions": HELD.sessions.model_copy(update={"passed": 63, "actions": {}}),
@@ -402,7 +404,7 @@ def test_a_verification_that_broke(verified: Callable[[Report], list[dict[str, A
     assert (
         said.stdout
         == f"""\
-tito verify  toy (tito-toy 1.2)   revision first   seed 7
+tito verify  toy (tito-toy 1.2)   revision [red]first[/red]   seed 7
   template    toy_plugin:Toy  sha256 efefefef
   vocabulary  /ckpt           sha256 abababab
   warning     /ckpt has a chat template of its own\\x1b[31m
@@ -597,6 +599,40 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "verify", raising(KeyboardInterrupt()))
     said = tito_says("verify", "--family", "toy")
     assert (said.exit_code, said.stdout, said.stderr) == (130, "", "")
+
+
+def test_progress_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, verified: Callable[[Report], list[dict[str, Any]]]
+) -> None:
+    verified(HELD)
+    table = tito_says("verify", "--family", "toy")
+
+    def verify(family: str, *, progress: Callable[[str, int, int], None], **_: Any) -> Report:
+        for done in range(3):
+            progress("checks on [red]x", done, 2)
+        return HELD
+
+    monkeypatch.setattr(verification, "verify", verify)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    said = tito_says("verify", "--family", "toy")
+    assert said.exit_code == 0
+    assert "checks on [red]x" in said.stderr
+    assert "2/2" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.stderr)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", said.stdout).split() == table.stdout.split()
+    assert "\x1b[32mok" in said.stdout
+
+
+def test_a_narrow_terminal_folds_and_cuts_nothing(
+    monkeypatch: pytest.MonkeyPatch, verified: Callable[[Report], list[dict[str, Any]]]
+) -> None:
+    verified(BROKEN)
+    wide = tito_says("verify", "--family", "toy")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = re.sub(r"\x1b\[[0-9;]*m", "", tito_says("verify", "--family", "toy", "--json", "r.json").stdout)
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert sorted(re.sub(r"\s", "", narrow)) == sorted(re.sub(r"\s", "", wide.stdout))
 
 
 def test_a_stream_that_lacks_the_characters(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def emit(to: Console, *what: RenderableType) -> None:
     """Prints each on lines of its own, without trailing blanks."""
     with to.capture() as captured:
         to.print(*what, sep="\n")
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), file=to.file)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), file=to.file, color=True)
 
 
 def grid(
