@@ -376,8 +376,8 @@ tito verify  toy (tito-toy 1.2)   revision first   seed 7
   mismatches  special 0  type 0  text 0  assistant 61 (soft)
   driven      tool results 142, user 49
 
-All 2 promises and all 64 sessions held in 12.3 s, on stand-ins for Toy 2: --model DIR proves it on a checkpoint's \
-own vocabulary.
+All 2 promises and all 64 sessions held in 12.3 s, on stand-ins for the vocabulary of Toy 2: --model DIR \
+proves it on a checkpoint's own.
 """
     )
     assert asked == [
