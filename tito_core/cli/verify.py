@@ -185,7 +185,8 @@ def _verdict(report: Report) -> str:
     if report.exit_code == 0:
         sessions = f" and all {report.sessions.driven} sessions" if report.sessions.driven else ""
         lacking = sorted({one.stands_in_for for one in report.vocabulary if one.stands_in_for})
-        where = f", on stand-ins for the vocabulary of {plain(' and '.join(lacking))}: --model DIR proves it on a checkpoint's own"
+        models = plain(" and ".join(lacking))
+        where = f", on stand-ins for the vocabulary of {models}: --model DIR proves it on a checkpoint's own"
         return f"All {len(report.checks)} promises{sessions} held in {seconds}{where if lacking else ''}."
     names = ", ".join(dict.fromkeys(failure.check for failure in report.failures)) or "a promise"
     return (
