@@ -493,6 +493,10 @@ def test_an_append_counts_from_its_place_in_the_conversation() -> None:
         f"message 6 (assistant) made 1 call(s), and the result of call 0 (id 'a', f) {MISSING}",
         {"index": 6, "role": "assistant", "id": "a"},
     )
+    assert refusal([user(), calling("a", "b"), result("b")], start=7) == (
+        f"message 8 (assistant) made 2 call(s), and the result of call 0 (id 'a', f) {MISSING}",
+        {"index": 8, "role": "assistant", "id": "a"},
+    )
     assert refusal([user(), user(None)], start=7)[1] == {"index": 8, "role": "user"}
     assert refusal([result("a")], after=Message("assistant", "a"), start=7)[1] == {
         "index": 7,

@@ -86,13 +86,13 @@ def _joined(content: str | list[dict[str, str]]) -> str:
 
 
 @settings(max_examples=200)
-@given(conversations(), MODES)
+@given(conversations(), MODES, MODES)
 def test_dropping_prints_and_refuses_what_the_published_encoder_does(
-    conversation: Conversation, thinking: bool
+    conversation: Conversation, thinking: bool, answered: bool
 ) -> None:
     messages, tools = conversation
     assert text_or_refusal(
-        normalise(messages), normalise_tools(tools), thinking=thinking, drop_thinking=True
+        normalise(messages), normalise_tools(tools), thinking=thinking, drop_thinking=True, answered=answered
     ) == upstream_text(messages, tools, thinking=thinking, drop_thinking=True)
 
 
@@ -259,6 +259,13 @@ def test_a_header_that_nobody_answers(answered: bool, opener: str) -> None:
     )
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_the_published_behaviour_opens_a_thought_before_a_trailing_system_message(answered: bool) -> None:
+    messages = normalise([{"role": "user", "content": "q"}, {"role": "system", "content": "S"}])
+    text = render(messages, drop_thinking=True, answered=answered).text
+    assert text == "<｜begin▁of▁sentence｜><｜User｜>q<｜Assistant｜><think>S"
+
+
 # What it refuses, word for word
 
 
@@ -304,6 +311,22 @@ REFUSALS: list[tuple[str, list[Message], dict[str, bool], dict[str, Any], str]] 
         {},
         {"index": 2, "role": "tool"},
         "message 2 (tool) answers no call: the message before it is user; keep a call and its results together",
+    ),
+    *(
+        (
+            f"result after a {between}, one of two answered",
+            [
+                Message("assistant", tool_calls=(ToolCall("f", {}), ToolCall("g", {}))),
+                Message("tool", "R"),
+                Message(between, "between"),
+                Message("tool", "R"),
+            ],
+            {},
+            {"index": 3, "role": "tool"},
+            f"message 3 (tool) answers no call: the message before it is {between}; keep a call and its results "
+            "together",
+        )
+        for between in ("user", "developer", "system")
     ),
     (
         "result after an answer",
