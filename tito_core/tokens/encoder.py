@@ -70,25 +70,22 @@ class _Added(NamedTuple):
     context: str | None
 
 
-class _Piece(NamedTuple):
-    """Characters `start` to `end` of a prompt, encoded as ids `first` to `last`; a control token where `control`."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-    control: bool
+_Cut = tuple[int, int, Ids | None]
+"""Characters `start` to `end` of a prompt, and the id where they are a structural control token."""
 
 
 class Encoded:
     """A prompt's ids (int32, C-contiguous, one dimension) and where they came from."""
 
-    __slots__ = ("_encoder", "_pieces", "_rendered", "_spans", "ids")
+    __slots__ = ("_counts", "_cuts", "_encoder", "_rendered", "_spans", "ids")
 
-    def __init__(self, ids: Ids, rendered: Rendered, pieces: Sequence[_Piece], encoder: Encoder) -> None:
+    def __init__(
+        self, ids: Ids, rendered: Rendered, cuts: Sequence[_Cut], counts: Sequence[int], encoder: Encoder
+    ) -> None:
         self.ids = ids
         self._rendered = rendered
-        self._pieces = pieces
+        self._cuts = cuts
+        self._counts = counts
         self._encoder = encoder
         self._spans: tuple[IdSpan, ...] | None = None
 
@@ -115,23 +112,24 @@ class Encoded:
 
     def _first_ids(self, edges: Sequence[int]) -> Iterator[int]:
         """For each edge, ascending character positions, how many ids start before it."""
-        pieces, place, starts = self._pieces, 0, None
+        first = place = 0
+        starts: npt.NDArray[np.int64] | None = None
         for edge in edges:
-            while place < len(pieces) and pieces[place].end <= edge:
-                place, starts = place + 1, None
-            if place == len(pieces):
-                yield len(self.ids)
+            while place < len(self._cuts) and self._cuts[place][1] <= edge:
+                first, place, starts = first + self._counts[place], place + 1, None
+            if place == len(self._cuts):
+                yield first
                 continue
-            piece = pieces[place]
-            if edge <= piece.start:
-                yield piece.first
-            elif piece.control:
-                yield piece.last
+            start, end, control = self._cuts[place]
+            if edge <= start:
+                yield first
+            elif control is not None:
+                yield first + 1
             else:
                 if starts is None:
-                    text = self._rendered.text[piece.start : piece.end]
-                    starts = self._encoder._starts(text, self.ids[piece.first : piece.last])
-                yield piece.first + int(np.searchsorted(starts, edge - piece.start))
+                    ids = self.ids[first : first + self._counts[place]]
+                    starts = self._encoder._starts(self._rendered.text[start:end], ids)
+                yield first + int(np.searchsorted(starts, edge - start))
 
 
 class Encoder:
@@ -249,15 +247,9 @@ class Encoder:
             encoded = iter(self._encode_texts([text[start:end] for start, end, control in cuts if control is None]))
         except UnicodeEncodeError as cause:
             raise _surrogate_error(rendered) from cause
-        arrays: list[Ids] = []
-        pieces: list[_Piece] = []
-        first = 0
-        for start, end, control in cuts:
-            ids = next(encoded) if control is None else control
-            arrays.append(ids)
-            pieces.append(_Piece(start, end, first, last := first + len(ids), control is not None))
-            first = last
-        return Encoded(np.concatenate(arrays) if arrays else np.empty(0, np.int32), rendered, pieces, self)
+        arrays = [next(encoded) if control is None else control for _, _, control in cuts]
+        ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+        return Encoded(ids, rendered, cuts, list(map(len, arrays)), self)
 
     def encode_text(self, text: str) -> Ids:
         """Plain text's ids (int32). No added token is ever produced. Raises EncodingError for a lone surrogate."""
@@ -304,8 +296,8 @@ class Encoder:
             place=place,
         )
 
-    def _cuts(self, rendered: Rendered) -> Iterator[tuple[int, int, Ids | None]]:
-        """The text cut at structural control tokens: start, end, and the id as an array where it is one."""
+    def _cuts(self, rendered: Rendered) -> Iterator[_Cut]:
+        """The text cut at structural control tokens."""
         text, place = rendered.text, 0
         for start, end in _runs(rendered.spans, "template"):
             for first, last, control in self._structure(text[start:end]):
@@ -375,15 +367,17 @@ class Encoder:
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each plain text, by the fast path where there is one. Raises UnicodeEncodeError."""
-        fast, given = self._tiktoken, texts
-        if fast is None:
-            return [self._slow(text) for text in texts]
+        fast = None if self._tiktoken is None else self._fast(self._tiktoken, texts)
+        return [self._slow(text) for text in texts] if fast is None else fast
+
+    def _fast(self, encoding: tiktoken.Encoding, texts: Sequence[str]) -> list[Ids] | None:
+        """By `tiktoken`; None where it leaves text out, as it does what its expression does not match."""
         if self._normalizer == "nfc":
             texts = [text if text.isascii() else _nfc(text) for text in texts]
         encoded: list[Ids] = []
         for text in texts:
             try:
-                ids: Ids = fast.encode_to_numpy(text, disallowed_special=()).view(np.int32)
+                ids: Ids = encoding.encode_to_numpy(text, disallowed_special=()).view(np.int32)
             except UnicodeEncodeError:
                 raise
             except ValueError:  # the expression's backtracking limit: 1,000,000 spaces reach it
@@ -396,12 +390,11 @@ class Encoder:
                 if self._id_of_rank is not None:
                     ids = self._id_of_rank[ids]
             encoded.append(ids)
-        # `tiktoken` leaves out what its expression does not match; `tokenizers` keeps it.
-        if sum(map(_size, texts)) != sum(int(self._lengths[ids].sum()) for ids in encoded):
-            return [self._slow(text) for text in given]
-        return encoded
+        whole = not encoded or sum(map(_size, texts)) == int(self._lengths[np.concatenate(encoded)].sum())
+        return encoded if whole else None
 
     def _slow(self, text: str) -> Ids:
+        """By `tokenizers`. Raises EncodingError where it leaves text out for want of an entry."""
         size = _size(_nfc(text) if self._normalizer == "nfc" else text)
         ids = np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
         if self._normalizer != "other" and int(self._lengths[ids].sum()) != size:
@@ -414,8 +407,7 @@ class Encoder:
     def _encode_as_engine(self, rendered: Rendered) -> Encoded:
         _size(rendered.text)
         ids = np.array(self._engine.encode(rendered.text, add_special_tokens=False).ids, np.int32)
-        piece = _Piece(0, len(rendered.text), 0, len(ids), False)
-        return Encoded(ids, rendered, [piece], self)
+        return Encoded(ids, rendered, [(0, len(rendered.text), None)], [len(ids)], self)
 
     def _starts(self, text: str, ids: Ids) -> npt.NDArray[np.int64]:
         """The character of `text` in which each of its ids starts."""
@@ -445,16 +437,17 @@ class Encoder:
         if isinstance(ranks, str):
             return ranks
         try:
-            self._tiktoken = tiktoken.Encoding(
+            encoding = tiktoken.Encoding(
                 self.sha256[:8], pat_str=pattern, mergeable_ranks=ranks.of_bytes, special_tokens={}
             )
         except ValueError as cause:
             return f"its split pattern can't be compiled: {cause}"
         self._id_of_rank = ranks.ids
         for text in _sample():
-            if not np.array_equal(self._encode_texts([text])[0], self._slow(text)):
-                self._tiktoken = None
+            fast = self._fast(encoding, [text])
+            if fast is None or not np.array_equal(fast[0], self._slow(text)):
                 return f"the split pattern splits other than its pre-tokenizer: the ids of {text[:40]!r} differ"
+        self._tiktoken = encoding
         return None
 
 
