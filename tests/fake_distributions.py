@@ -6,6 +6,7 @@ Also what a child process runs, since it must be importable there.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import multiprocessing
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from tito_core import (
     Tool,
     Vocabulary,
 )
+from tito_core.errors import UnknownFamilyError
 from tito_core.families.registry import Registry
 
 ROLES = frozenset({"tool", "user", "system", "assistant"})
@@ -100,6 +102,7 @@ class Fakes:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root, self._monkeypatch, self._count = root, monkeypatch, 0
+        self._modules: set[str] = set()
 
     def add(
         self,
@@ -129,6 +132,7 @@ class Fakes:
             )
         (info / "entry_points.txt").write_text(entry_points)
         for name, text in (modules or {}).items():
+            self._modules |= {name, name.partition(".")[0]}
             path = site / f"{name.replace('.', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -137,18 +141,22 @@ class Fakes:
         return site
 
     def registry(self) -> Registry:
-        """What a process finds that has only these distributions and those of this environment."""
-        return Registry()
+        """What is found where these distributions are the only ones, each as often as it lies on the path."""
+        return Registry(
+            point
+            for found in importlib.metadata.distributions()
+            if str(found.locate_file("")).startswith(str(self._root))
+            for point in found.entry_points
+        )
 
     def forget(self) -> None:
-        """Takes every module that was imported from below the directory out of this process."""
-        for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", None) or "").startswith(str(self._root)):
-                del sys.modules[name]
+        """Takes every module of these distributions out of this process."""
+        for name in self._modules:
+            sys.modules.pop(name, None)
 
 
 @contextmanager
-def fake_distributions(root: Path) -> Iterator[Fakes]:
+def fakes_below(root: Path) -> Iterator[Fakes]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         fakes = Fakes(root, monkeypatch)
         yield fakes
@@ -171,7 +179,7 @@ def told(name: str) -> str:
     """In a worker: the text of the error for a family."""
     try:
         tito_core.get_family(name)
-    except tito_core.families.registry.UnknownFamilyError as error:  # type: ignore[attr-defined]
+    except UnknownFamilyError as error:
         return str(error)
     return "found"
 

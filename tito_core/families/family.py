@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -131,7 +131,13 @@ Roles = Annotated[frozenset[Role], PlainSerializer(sorted, return_type=list[str]
 
 
 class Declaration(BaseModel):
+    """Frozen data. Unknown keys are refused, and so is a copy that would not have been accepted as a declaration."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some fields changed, checked as a new declaration is (pydantic's own checks nothing)."""
+        return type(self).model_validate({**dict(super().model_copy(deep=deep)), **(update or {})})
 
 
 class AppendRoles(Declaration):
@@ -479,7 +485,7 @@ class Family(Declaration):
         ):
             for key in keys:
                 if key in owner:
-                    raise ValueError(f"the template kwarg {key!r} is in {owner[key]} and again in {what}: it can be one only")
+                    raise ValueError(f"the template kwarg {key!r} is in {owner[key]} and in {what}; it belongs in one")
                 owner[key] = what
         return self
 

@@ -278,7 +278,7 @@ class Registry:
         with blaming(f"{info.origin} declares the family {name} wrongly", PluginError, family=name):
             answer = asked.ask("tito_family")
             if isinstance(answer, Family):
-                # Checked once more: model_copy and model_construct check nothing, and a worker may get it as JSON.
+                # Once more: model_construct and a subclass get around the checks, and a worker may be sent the JSON.
                 declaration = Family.model_validate_json(answer.model_dump_json(warnings=False))
         if declaration is None:
             raise PluginError(
