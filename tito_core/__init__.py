@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tito_core.families.diagnosis import Diagnosis
     from tito_core.families.family import (
         NATIVE,
         AppendRoles,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
         Vocabulary,
     )
     from tito_core.families.hooks import hookimpl
-    from tito_core.families.registry import FamilyInfo, Registry, get_family, list_families, load
+    from tito_core.families.installed import FamilyInfo
+    from tito_core.families.registry import Registry, diagnose, get_family, list_families, load
     from tito_core.prompts.messages import Message, Tool, ToolCall
     from tito_core.prompts.template import Parts, Rendered, Renderer, Span
     from tito_core.responses.completion import Completion
@@ -47,7 +49,9 @@ _HOMES = {
         "Revision Rule Segments Speculative Template Thinking ThinkingDecision Vocabulary"
     ),
     "tito_core.families.hooks": "hookimpl",
-    "tito_core.families.registry": "FamilyInfo Registry get_family list_families load",
+    "tito_core.families.installed": "FamilyInfo",
+    "tito_core.families.diagnosis": "Diagnosis",
+    "tito_core.families.registry": "Registry diagnose get_family list_families load",
     "tito_core.prompts.messages": "Message Tool ToolCall",
     "tito_core.prompts.template": "Parts Rendered Renderer Span",
     "tito_core.responses.completion": "Completion",
@@ -71,6 +75,7 @@ __all__ = [
     "Completion",
     "ControlToken",
     "Deployment",
+    "Diagnosis",
     "Encoder",
     "Family",
     "FamilyInfo",
@@ -99,6 +104,7 @@ __all__ = [
     "ToolCall",
     "Turn",
     "Vocabulary",
+    "diagnose",
     "get_family",
     "hookimpl",
     "list_families",

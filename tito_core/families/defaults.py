@@ -45,9 +45,10 @@ def tito_speculative_recipe(family: Family, deployment: Deployment) -> Recipe | 
 
 @hookimpl
 def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> ThinkingDecision:
+    """The highest layer that says anything decides alone. None says nothing: it neither sets nor clears."""
     thinking = family.thinking
     known = {*thinking.aliases, *family.fixed_kwargs, *family.kwargs}
-    chosen: bool | None = None
+    modes: list[bool] = []
     others: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.kwargs.items():
@@ -58,6 +59,8 @@ def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> Thinking
                     layer=layer.name,
                     key=key,
                 )
+            if value is None:
+                continue
             if key in family.fixed_kwargs and not _same(value, family.fixed_kwargs[key]):
                 raise ThinkingError(
                     f"{layer.name} chat_template_kwargs has {key}={value!r}, but {family.name} fixes "
@@ -65,16 +68,14 @@ def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> Thinking
                     layer=layer.name,
                     key=key,
                 )
-            if key in family.kwargs and value is not None:
+            if key in family.kwargs:
                 others.setdefault(key, value)
-        mode = _mode(family.name, thinking, layer)
-        if chosen is None:
-            chosen = mode
-    enabled = thinking.default if chosen is None else chosen
+        modes += _mode(family.name, thinking, layer)
+    enabled = (*modes, thinking.default)[0]
     if enabled not in thinking.modes:
         raise ThinkingError(
-            f"{family.name} has no mode with thinking {'on' if enabled else 'off'}; its model was trained with "
-            f"thinking {'on' if thinking.modes[0] else 'off'} only",
+            f"{family.name} has no mode with thinking {_word(enabled)}; its model was trained with thinking "
+            f"{_word(thinking.modes[0])} only",
             key=thinking.forward_as,
         )
     return ThinkingDecision(
@@ -84,8 +85,8 @@ def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> Thinking
     )
 
 
-def _mode(family: str, thinking: Thinking, layer: Layer) -> bool | None:
-    """The mode that one layer asks for: None where it says nothing. The whole alias group must agree."""
+def _mode(family: str, thinking: Thinking, layer: Layer) -> list[bool]:
+    """The mode that one layer asks for: one or none. The whole alias group must agree."""
     found: dict[str, bool] = {}
     for alias in thinking.aliases:
         value = layer.kwargs.get(alias)
@@ -112,7 +113,11 @@ def _mode(family: str, thinking: Thinking, layer: Layer) -> bool | None:
             layer=layer.name,
             key=next(iter(found)),
         )
-    return next(iter(found.values()), None)
+    return list(found.values())[:1]
+
+
+def _word(enabled: bool) -> str:
+    return "on" if enabled else "off"
 
 
 def _same(left: Any, right: Any) -> bool:

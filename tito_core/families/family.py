@@ -9,14 +9,25 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
 
-from tito_core.errors import FamilyError, TemplateError
+from tito_core.errors import FamilyError, TitoError
 
 _T = TypeVar("_T")
 
@@ -51,7 +62,13 @@ APPEND_ROLES: tuple[Role, ...] = ("tool", "user", "system", "assistant")
 """The whole universe of roles that can be appended after a turn."""
 
 NATIVE = "native"
-"""`Family.template` of a family that renders with the checkpoint's own chat template."""
+"""The `template` of a family that renders with the checkpoint's own chat template."""
+
+
+def _template(value: str) -> str:
+    if value != NATIVE and not value.endswith(".jinja"):
+        _reference(value)
+    return value
 
 
 def _reference(value: str) -> str:
@@ -60,21 +77,67 @@ def _reference(value: str) -> str:
     return value
 
 
-def load_reference(reference: str) -> Any:
-    """The object that `package.module:name` names. Raises FamilyError where it is not there."""
-    module, _, name = _reference(reference).partition(":")
+@contextmanager
+def blaming(
+    what: str, kind: type[FamilyError], *, passing: tuple[type[TitoError], ...] = (), **where: Any
+) -> Iterator[None]:
+    """Raises `kind`, which says `what` and the cause, for whatever foreign code raises inside: SystemExit and a test
+    runner's outcomes too, which are no Exceptions. A user's KeyboardInterrupt and the errors of `passing` go through.
+    """
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as cause:
-        raise FamilyError(f"{reference} can't be loaded: {type(cause).__name__}: {cause}") from cause
+        yield
+    except BaseException as cause:
+        if isinstance(cause, (KeyboardInterrupt, *passing)):
+            raise
+        raise kind(f"{what}: {_said(cause)}", **where) from cause
 
+
+def _said(cause: BaseException) -> str:
+    if isinstance(cause, ValidationError):
+        return "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or 'the whole'}: "
+            f"{problem['msg'].removeprefix('Value error, ')}"
+            for problem in cause.errors(include_url=False)
+        )
+    try:
+        text = str(cause)
+    except Exception:
+        text = "(its text can't be printed)"
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
+def load_reference(reference: str) -> Any:
+    """The object that `package.module:name` names. Raises FamilyError where it can't be had."""
+    with blaming(f"{reference} can't be loaded", FamilyError):
+        module, _, name = _reference(reference).partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def _json(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        same = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError("holds what JSON does not keep; write null, booleans, numbers, strings, lists and string keys")
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
+"""Free-form data of a declaration: the same after a trip through JSON."""
 
 Reference = Annotated[str, AfterValidator(_reference)]
 Roles = Annotated[frozenset[Role], PlainSerializer(sorted, return_type=list[str])]
 
 
 class Declaration(BaseModel):
+    """Frozen data. Unknown keys are refused, and so is a copy that would not have been accepted as a declaration."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some fields changed, checked as a new declaration is (pydantic's own checks nothing)."""
+        return type(self).model_validate({**dict(super().model_copy(deep=deep)), **(update or {})})
 
 
 class AppendRoles(Declaration):
@@ -90,20 +153,32 @@ class AppendRoles(Declaration):
 
     @model_validator(mode="after")
     def _whole(self) -> AppendRoles:
+        if unknown := set(self.follows) - self.roles - {"assistant"}:
+            raise ValueError(f"follows says what may stand after {sorted(unknown)}, which roles does not name")
         for role, after in self.follows.items():
             if stray := after - self.roles:
                 raise ValueError(f"follows[{role!r}] names {sorted(stray)}, which roles does not")
         if missing := self.roles - set(self.follows) - {"assistant"}:
-            raise ValueError(
-                f"follows says nothing about {sorted(missing)}; write an empty set where nothing may follow"
-            )
+            raise ValueError(f"follows says nothing about {sorted(missing)}; write an empty set where nothing follows")
         if "assistant" not in self.follows:
             raise ValueError("follows must say what may stand after the stored assistant turn: follows['assistant']")
         if stray := self.ends - self.roles:
             raise ValueError(f"ends names {sorted(stray)}, which roles does not")
         if not self.ends:
             raise ValueError("ends is empty: no append could ever be sent to an engine")
+        if not self.ends & self._reached():
+            raise ValueError(
+                f"no append can get to a role of ends {sorted(self.ends)}: after the stored assistant turn, follows "
+                f"leads to {sorted(self._reached())} only"
+            )
         return self
+
+    def _reached(self) -> frozenset[Role]:
+        """The roles that some append holds."""
+        reached: frozenset[Role] = frozenset(self.follows["assistant"])
+        for _ in self.roles:
+            reached = reached.union(*(self.follows[role] for role in reached))
+        return reached
 
     def narrowed(self, roles: frozenset[str]) -> AppendRoles:
         """The same rules for fewer roles.
@@ -116,15 +191,19 @@ class AppendRoles(Declaration):
                 "them, never widen them"
             )
         kept = frozenset(role for role in self.roles if role in roles)
-        if not self.ends & kept:
-            raise ValueError(
-                f"append roles {sorted(kept)} leave no role that a prompt may end with; keep one of {sorted(self.ends)}"
+        try:
+            return AppendRoles(
+                roles=kept,
+                follows={
+                    role: after & kept for role, after in self.follows.items() if role in kept or role == "assistant"
+                },
+                ends=self.ends & kept,
             )
-        return AppendRoles(
-            roles=kept,
-            follows={role: after & kept for role, after in self.follows.items() if role in kept or role == "assistant"},
-            ends=self.ends & kept,
-        )
+        except ValidationError:
+            raise ValueError(
+                f"append roles {sorted(kept)} leave no append that a prompt may end with; keep one of "
+                f"{sorted(self.ends)}, and what may stand before it"
+            ) from None
 
 
 class Thinking(Declaration):
@@ -137,9 +216,9 @@ class Thinking(Declaration):
 
     aliases: tuple[str, ...]
     forward_as: str
-    default: bool
-    words: dict[str, dict[str, bool]] = {}
-    modes: tuple[bool, ...] = (True, False)
+    default: StrictBool
+    words: dict[str, dict[str, StrictBool]] = {}
+    modes: tuple[StrictBool, ...] = (True, False)
 
     @model_validator(mode="after")
     def _whole(self) -> Thinking:
@@ -223,7 +302,7 @@ class Revision(Declaration):
     """
 
     name: str
-    kwargs: dict[str, Any] = {}
+    kwargs: JsonObject = {}
     text_joiner: str = " "
     append_roles: AppendRoles | None = None
     note: str = ""
@@ -273,7 +352,7 @@ class Deployment(Declaration):
     platform: Literal["cuda", "rocm", "cpu"] = "cuda"
     nodes: int = Field(default=1, ge=1)
     profile: str = "default"
-    overrides: dict[str, Any] = {}
+    overrides: JsonObject = {}
 
 
 class KnownIssue(Declaration):
@@ -291,9 +370,9 @@ class Case(Declaration):
     """One conversation to verify with: messages in the chat-completions format, ending where an engine would sample."""
 
     name: str
-    messages: tuple[dict[str, Any], ...]
-    tools: tuple[dict[str, Any], ...] = ()
-    chat_template_kwargs: dict[str, Any] = {}
+    messages: tuple[JsonObject, ...]
+    tools: tuple[JsonObject, ...] = ()
+    chat_template_kwargs: JsonObject = {}
 
 
 class Layer(Declaration):
@@ -326,11 +405,16 @@ class Template(Declaration):
 
     @classmethod
     def of_encoder(cls, reference: str) -> Template:
-        """The template that `package.module:Class` names, with the hash of the file that defines the class."""
-        source = inspect.getsourcefile(load_reference(reference))
-        if source is None:
-            raise TemplateError(f"the template {reference} has no source file, so its hash can't be recorded")
-        return cls(kind="encoder", reference=reference, sha256=hashlib.sha256(Path(source).read_bytes()).hexdigest())
+        """The template that `package.module:Class` names, with the hash of the file that defines the class.
+
+        Raises FamilyError.
+        """
+        found = load_reference(reference)
+        if not inspect.isclass(found):
+            raise FamilyError(f"the template {reference} is a {type(found).__name__}; it must be a class")
+        with blaming(f"the source file of the template {reference} can't be read, so it has no hash", FamilyError):
+            source = Path(str(inspect.getsourcefile(found))).read_bytes()
+        return cls(kind="encoder", reference=reference, sha256=hashlib.sha256(source).hexdigest())
 
 
 class Checkpoint(Declaration):
@@ -353,8 +437,8 @@ class Family(Declaration):
     name: str = Field(pattern=r"^[a-z][a-z0-9_.-]*$")
     models: tuple[str, ...]
     model_types: tuple[str, ...]
-    template: str
-    fixed_kwargs: dict[str, Any] = {}
+    template: Annotated[str, AfterValidator(_template)]
+    fixed_kwargs: JsonObject = {}
     kwargs: tuple[str, ...] = ()
     append_roles: AppendRoles
     thinking: Thinking
@@ -392,8 +476,17 @@ class Family(Declaration):
         ):
             if stray := [token for token in tokens if token not in known]:
                 raise ValueError(f"{what} names {stray}, which control_tokens does not")
-        if twice := sorted(set(self.fixed_kwargs) & set(self.thinking.aliases)):
-            raise ValueError(f"fixed_kwargs {twice} are thinking aliases: a mode can't be both chosen and fixed")
+        owner: dict[str, str] = {}
+        for what, keys in (
+            ("thinking.aliases", self.thinking.aliases),
+            ("fixed_kwargs", tuple(self.fixed_kwargs)),
+            ("kwargs", self.kwargs),
+            ("revisions.kwargs", tuple({key for revision in self.revisions for key in revision.kwargs})),
+        ):
+            for key in keys:
+                if key in owner:
+                    raise ValueError(f"the template kwarg {key!r} is in {owner[key]} and in {what}; it belongs in one")
+                owner[key] = what
         return self
 
     def revision(self, name: str | None) -> Revision:

@@ -9,6 +9,9 @@ answer here*. Two overrides that answer the same question about one family are a
 
     @hookimpl
     def tito_family() -> Family: ...
+
+A hook is a plain function of the module, under one of the names below and the bare marker (no ordering, no wrapper, no
+other option), and takes any of the hook's arguments, none with a default. Names that begin with `tito_` are hooks.
 """
 
 from __future__ import annotations
@@ -31,14 +34,17 @@ if TYPE_CHECKING:
         ThinkingDecision,
     )
 
-__all__ = ["FAMILIES", "OVERRIDES", "PROJECT", "hookimpl"]
+__all__ = ["FAMILIES", "OVERRIDES", "PROJECT", "QUESTIONS", "hookimpl"]
 
 PROJECT = "tito"
 FAMILIES = "tito.families"
 OVERRIDES = "tito.overrides"
+QUESTIONS = ("tito_resolve_template", "tito_forward_thinking", "tito_append_roles", "tito_speculative_recipe")
+"""What an override may answer."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin's module as a hook. It takes no options."""
 
 
 @hookspec

@@ -2,25 +2,30 @@
 
 Finding reads metadata and imports nothing. Loading one family imports that family's module and no other's. Each
 module has a small `PluginManager` of its own, so that a question has no answer or one, and its provider is known.
+
+Nothing here takes a lock: the import system makes one module of two imports, and the first declaration stays. A lock
+held during an import would be held for ever in a worker that is forked meanwhile.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
+import importlib
 import importlib.metadata
 import os
-import threading
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
-from pydantic import ValidationError
 
 from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyError
 from tito_core.families import defaults, hooks
+from tito_core.families.contract import hooks_of
 from tito_core.families.family import (
     AppendRoles,
     Case,
@@ -29,25 +34,29 @@ from tito_core.families.family import (
     Family,
     Layer,
     Recipe,
+    Revision,
     Template,
     ThinkingDecision,
+    blaming,
 )
+from tito_core.families.installed import FamilyInfo, distinct, info_of, installed, requires_core
 
 if TYPE_CHECKING:
+    from tito_core.families.diagnosis import Diagnosis
     from tito_core.tokens.codec import Codec
 
-__all__ = ["FamilyInfo", "LoadedFamily", "Registry", "default_registry", "get_family", "list_families", "load"]
+__all__ = [
+    "FamilyInfo",
+    "LoadedFamily",
+    "Registry",
+    "default_registry",
+    "diagnose",
+    "get_family",
+    "list_families",
+    "load",
+]
 
 _T = TypeVar("_T")
-
-
-class FamilyInfo(NamedTuple):
-    """What the metadata says of an installed family; nothing was imported to learn it."""
-
-    name: str
-    module: str
-    distribution: str
-    version: str
 
 
 @dataclass(frozen=True)
@@ -55,11 +64,12 @@ class _Provider:
     """A module that answers questions, and who brought it."""
 
     origin: str
+    answers: frozenset[str]
     manager: pluggy.PluginManager
 
     def ask(self, question: str, **arguments: Any) -> Any:
-        answers = getattr(self.manager.hook, question)(**arguments)
-        return answers[0] if answers else None
+        given = getattr(self.manager.hook, question)(**arguments)
+        return given[0] if given else None
 
 
 class LoadedFamily:
@@ -82,108 +92,130 @@ class LoadedFamily:
 
     def template(self, checkpoint: Checkpoint | None = None) -> Template:
         """The family's template. Raises FamilyError where nobody can name one."""
-        answer, _ = self._ask("tito_resolve_template", Template, checkpoint=checkpoint)
-        if answer is None:
-            raise FamilyError(f"no one names a template for the family {self.name}")
+        answer = self._ask("tito_resolve_template", Template, checkpoint=checkpoint)
+        assert answer is not None
         return answer
 
     def thinking(self, layers: tuple[Layer, ...]) -> ThinkingDecision:
         """One decision from layers of template kwargs, the highest first. Raises ThinkingError."""
-        answer, _ = self._ask("tito_forward_thinking", ThinkingDecision, layers=layers)
-        if answer is None:
-            raise FamilyError(f"no one decides the thinking mode of the family {self.name}")
+        answer = self._ask("tito_forward_thinking", ThinkingDecision, layers=layers)
+        assert answer is not None
         return answer
 
-    def append_roles(self) -> AppendRoles:
-        """The roles that may be appended. Raises PluginError where an override widens them."""
-        answer, origin = self._ask("tito_append_roles", AppendRoles)
-        if answer is None:
-            raise FamilyError(f"no one names append roles for the family {self.name}")
-        declared = self.declaration.append_roles
-        wider = answer.roles - declared.roles or answer.ends - declared.ends
-        for role, after in answer.follows.items():
-            wider = wider or after - declared.follows.get(role, frozenset())
-        if wider and origin not in (self._provider.origin, _CORE.origin):
+    def append_roles(self, revision: Revision | None = None) -> AppendRoles:
+        """The roles that may be appended, under a revision. Raises PluginError where an override widens them."""
+        if revision is not None and revision.append_roles is not None:
+            return self.with_append_roles(revision.append_roles).append_roles()
+        own = self._own("tito_append_roles", AppendRoles, {})
+        assert own is not None
+        narrow, origin = self._overriding("tito_append_roles", AppendRoles, {})
+        if narrow is None:
+            return own
+        wider = [
+            *(f"appends {role}" for role in sorted(narrow.roles - own.roles)),
+            *(
+                f"lets {role} follow {before}"
+                for before, after in sorted(narrow.follows.items())
+                for role in sorted(after - own.follows.get(before, frozenset()))
+            ),
+            *(f"ends with {role}" for role in sorted(narrow.ends - own.ends)),
+        ]
+        if wider:
             raise PluginError(
-                f"{origin} widens the append roles of {self.name} by {sorted(wider)}; an override may narrow them only"
+                f"{origin} widens the append roles of the family {self.name}: it {', '.join(wider)}; an override may "
+                "narrow them only",
+                family=self.name,
             )
-        return answer
+        return narrow
 
     def recipe(self, deployment: Deployment) -> Recipe:
         """The recipe for a deployment. Raises FamilyError where the family has no such profile."""
-        answer, _ = self._ask("tito_speculative_recipe", Recipe, deployment=deployment)
+        answer = self._ask("tito_speculative_recipe", Recipe, deployment=deployment)
         if answer is None:
             known = ", ".join(self.declaration.recipes) or "none"
             raise FamilyError(f"{self.name} has no recipe of the profile {deployment.profile!r}; known: {known}")
         return answer
 
     def cases(self) -> tuple[Case, ...]:
-        """The conversations that the family itself brings to a verification."""
-        answer = self._asked(self._provider, "tito_cases")
-        if answer is None:
-            return ()
-        cases = tuple(answer)
+        """The conversations that the family itself brings to a verification. Raises PluginError."""
+        with self._blaming(self._provider, "tito_cases"):
+            cases = tuple(self._provider.ask("tito_cases", family=self.declaration) or ())
         for case in cases:
             self._checked(case, Case, "tito_cases", self._provider.origin)
         return cases
 
-    def _ask(self, question: str, kind: type[_T], **arguments: Any) -> tuple[_T | None, str]:
+    def probe(self) -> None:
+        """Asks every question once, as `tito doctor` does. Raises what the first bad answer raises."""
+        self.template()
+        self.thinking(())
+        for revision in self.declaration.revisions:
+            self.append_roles(revision)
+        for profile in self.declaration.recipes:
+            self.recipe(Deployment(profile=profile))
+        self.cases()
+
+    def _ask(self, question: str, kind: type[_T], **arguments: Any) -> _T | None:
+        answer, _ = self._overriding(question, kind, arguments)
+        return self._own(question, kind, arguments) if answer is None else answer
+
+    def _own(self, question: str, kind: type[_T], arguments: Mapping[str, Any]) -> _T | None:
+        answer = self._put(self._provider, question, kind, arguments)
+        return self._put(_CORE, question, kind, arguments) if answer is None else answer
+
+    def _overriding(self, question: str, kind: type[_T], arguments: Mapping[str, Any]) -> tuple[_T | None, str]:
         answers = [
-            (answer, provider.origin)
-            for provider in self._registry.overrides
-            if (answer := self._asked(provider, question, **arguments)) is not None
+            (answer, override.origin)
+            for override in self._registry.overrides()
+            if (answer := self._put(override, question, kind, arguments)) is not None
         ]
         if len(answers) > 1:
             raise PluginError(
-                f"{answers[0][1]} and {answers[1][1]} both answer {question} for the family {self.name}; "
-                "uninstall one of them"
+                f"{' and '.join(origin for _, origin in answers)} both answer {question} for the family {self.name}; "
+                "uninstall all but one",
+                family=self.name,
             )
-        if not answers:
-            for provider in (self._provider, _CORE):
-                if (answer := self._asked(provider, question, **arguments)) is not None:
-                    answers = [(answer, provider.origin)]
-                    break
-        if not answers:
-            return None, ""
-        answer, origin = answers[0]
-        return self._checked(answer, kind, question, origin), origin
+        return answers[0] if answers else (None, "")
 
-    def _asked(self, provider: _Provider, question: str, **arguments: Any) -> Any:
-        try:
-            return provider.ask(question, family=self.declaration, **arguments)
-        except TitoError:
-            raise
-        except Exception as cause:
-            raise PluginError(
-                f"{provider.origin} failed in {question} for the family {self.name}: {type(cause).__name__}: {cause}"
-            ) from cause
+    def _put(self, asked: _Provider, question: str, kind: type[_T], arguments: Mapping[str, Any]) -> _T | None:
+        if question not in asked.answers:
+            return None
+        if asked is _CORE:
+            try:
+                answer = asked.ask(question, family=self.declaration, **arguments)
+            except FamilyError as cause:
+                raise PluginError(f"{self.info.origin}, family {self.name}: {cause}", family=self.name) from cause
+        else:
+            # Copies, so that nobody edits what the next one is asked.
+            with self._blaming(asked, question):
+                answer = asked.ask(question, family=self.declaration, **copy.deepcopy(dict(arguments)))
+        return None if answer is None else self._checked(answer, kind, question, asked.origin)
+
+    def _blaming(self, asked: _Provider, question: str) -> AbstractContextManager[None]:
+        said = f"{asked.origin} failed in {question} for the family {self.name}"
+        return blaming(said, PluginError, passing=(TitoError,), family=self.name)
 
     def _checked(self, answer: Any, kind: type[_T], question: str, origin: str) -> _T:
         if not isinstance(answer, kind):
+            must = f"hold {kind.__name__} only" if question == "tito_cases" else f"be a {kind.__name__} or None"
             raise PluginError(
-                f"{origin} answered {question} for the family {self.name} with a {type(answer).__name__}; it must be "
-                f"a {kind.__name__} or None"
+                f"{origin} answered {question} for the family {self.name} with a {type(answer).__name__}; it must "
+                f"{must}",
+                family=self.name,
             )
         return answer
 
 
 class Registry:
-    """The families of one set of entry points: the installed ones, unless a test brings its own."""
+    """The families of one set of entry points: the installed ones, unless a test brings its own. For any thread."""
 
     def __init__(self, entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> None:
-        self._given = None if entry_points is None else tuple(entry_points)
+        self._found = None if entry_points is None else distinct(entry_points)
         self._loaded: dict[str, LoadedFamily] = {}
-        self._lock = threading.RLock()
+        self._overrides: tuple[_Provider, ...] | None = None
 
     def list_families(self) -> list[FamilyInfo]:
         """Every family that an installed distribution provides, by name. Imports no plugin."""
-        return sorted(
-            {
-                FamilyInfo(point.name, point.value, *_distribution(point))
-                for point in self._points
-                if point.group == hooks.FAMILIES
-            }
-        )
+        return sorted(info_of(point) for point in self.entry_points() if point.group == hooks.FAMILIES)
 
     def get_family(self, name: str) -> Family:
         """The declaration of a family. Raises UnknownFamilyError or PluginError."""
@@ -191,10 +223,8 @@ class Registry:
 
     def family(self, name: str) -> LoadedFamily:
         """A family that can be asked. Imports its module on first use, and no other family's."""
-        with self._lock:
-            if name not in self._loaded:
-                self._loaded[name] = self._load(name)
-            return self._loaded[name]
+        found = self._loaded.get(name) if isinstance(name, str) else None
+        return found or self._loaded.setdefault(name, self._load(name))
 
     def load(
         self,
@@ -209,107 +239,94 @@ class Registry:
 
         return Codec.of(self.family(name), model=model, revision=revision, vocabulary=vocabulary)
 
-    @cached_property
-    def overrides(self) -> tuple[_Provider, ...]:
-        points = {
-            (point.value, *_distribution(point)): point for point in self._points if point.group == hooks.OVERRIDES
-        }
-        return tuple(_provider(_origin(points[key]), _import(points[key])) for key in sorted(points))
+    def diagnose(self, name: str | None = None) -> list[Diagnosis]:
+        """How every installed plugin fares, or the entry points of one name; the worst first.
 
-    @cached_property
-    def _points(self) -> tuple[importlib.metadata.EntryPoint, ...]:
-        if self._given is not None:
-            return self._given
-        found = importlib.metadata.entry_points()
-        return (*found.select(group=hooks.FAMILIES), *found.select(group=hooks.OVERRIDES))
+        Raises UnknownFamilyError.
+        """
+        from tito_core.families import diagnosis
+
+        known = sorted({point.name for point in self.entry_points()})
+        if name is not None and name not in known:
+            raise UnknownFamilyError(_unknown(name, known), family=name, known=known)
+        return diagnosis.diagnose(self.entry_points(), name)
+
+    def entry_points(self) -> tuple[importlib.metadata.EntryPoint, ...]:
+        """Those of both groups, each once. Scans the installed distributions on first use."""
+        if self._found is None:
+            self._found = distinct(installed())
+        return self._found
+
+    def overrides(self) -> tuple[_Provider, ...]:
+        """Every override. Imports them on first use; raises PluginError where one can't be loaded."""
+        if self._overrides is None:
+            points = [point for point in self.entry_points() if point.group == hooks.OVERRIDES]
+            self._overrides = tuple(_provider(point) for point in sorted(points, key=info_of))
+        return self._overrides
 
     def _load(self, name: str) -> LoadedFamily:
-        known = self.list_families()
-        providers = [info for info in known if info.name == name]
-        if not providers:
-            raise UnknownFamilyError(_unknown(name, sorted({info.name for info in known})), family=name)
-        if len(providers) > 1:
-            said = " and ".join(f"{info.distribution} {info.version} ({info.module})" for info in providers)
-            raise PluginError(f"the family {name} is provided by {said}; uninstall one of them", family=name)
-        point = next(
-            point
-            for point in self._points
-            if point.group == hooks.FAMILIES and (point.name, point.value) == (name, providers[0].module)
-        )
-        origin = _origin(point)
-        provider = _provider(origin, _import(point))
-        try:
-            declaration = provider.ask("tito_family")
-        except ValidationError as cause:
-            raise PluginError(f"{origin} declares the family {name} wrongly: {_validation(cause)}") from cause
-        except Exception as cause:
-            raise PluginError(f"{origin} failed in tito_family: {type(cause).__name__}: {cause}") from cause
+        points = [point for point in self.entry_points() if point.group == hooks.FAMILIES]
+        mine = [point for point in points if point.name == name]
+        if not mine:
+            known = sorted({point.name for point in points})
+            raise UnknownFamilyError(_unknown(name, known), family=name, known=known)
+        if len(mine) > 1:
+            said = " and ".join(sorted(info_of(point).origin for point in mine))
+            raise PluginError(f"the family {name} is provided by {said}; uninstall all but one", family=name)
+        info, asked = info_of(mine[0]), _provider(mine[0])
+        declaration = None
+        with blaming(f"{info.origin} declares the family {name} wrongly", PluginError, family=name):
+            answer = asked.ask("tito_family")
+            if isinstance(answer, Family):
+                # Once more: model_construct and a subclass get around the checks, and a worker may be sent the JSON.
+                declaration = Family.model_validate_json(answer.model_dump_json(warnings=False))
         if declaration is None:
-            raise PluginError(f"{origin} has no tito_family; define it and mark it with tito_core.hookimpl")
-        if not isinstance(declaration, Family):
-            raise PluginError(f"{origin} answered tito_family with a {type(declaration).__name__}; it must be a Family")
+            raise PluginError(
+                f"{info.origin} answered tito_family with a {type(answer).__name__}; it must be a Family", family=name
+            )
         if declaration.name != name:
             raise PluginError(
-                f"{origin} declares a family named {declaration.name!r} under the entry point {name!r}; they must agree"
+                f"{info.origin} declares a family named {declaration.name!r} under the entry point {name!r}; they must "
+                "agree",
+                family=name,
             )
-        return LoadedFamily(providers[0], provider, declaration, self)
+        return LoadedFamily(info, asked, declaration, self)
 
 
-def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
-    distribution = point.dist
-    return (distribution.name, distribution.version) if distribution is not None else ("unknown", "0")
-
-
-def _origin(point: importlib.metadata.EntryPoint) -> str:
-    name, version = _distribution(point)
-    return f"{name} {version} ({point.value})"
-
-
-def _import(point: importlib.metadata.EntryPoint) -> ModuleType:
-    try:
-        module = point.load()
-    except (Exception, SystemExit) as cause:
-        raise PluginError(f"{_origin(point)} can't be imported: {type(cause).__name__}: {cause}") from cause
+def _provider(point: importlib.metadata.EntryPoint) -> _Provider:
+    origin = info_of(point).origin
+    requires_core(point)
+    if not all(part.isidentifier() for part in point.value.split(".")):
+        raise PluginError(f"{origin} is no module; the entry point {point.name!r} must name one, as package.module")
+    with blaming(f"{origin} can't be imported", PluginError):
+        module = importlib.import_module(point.value)
     if not isinstance(module, ModuleType):
-        raise PluginError(f"{_origin(point)} is a {type(module).__name__}; the entry point must name a module")
-    return module
+        raise PluginError(f"{origin} put a {type(module).__name__} in its module's place; it must stay a module")
+    return _made(origin, module, override=point.group == hooks.OVERRIDES)
 
 
-def _provider(origin: str, module: ModuleType) -> _Provider:
+def _made(origin: str, module: ModuleType, *, override: bool) -> _Provider:
+    answers = hooks_of(origin, module, override=override)
     manager = pluggy.PluginManager(hooks.PROJECT)
     manager.add_hookspecs(hooks)
-    try:
-        manager.register(module)
+    # The hooks alone, not the module: pluggy lists an object by its __dir__, which a module may define.
+    with blaming(f"{origin} breaks the contract", PluginError):
+        manager.register(SimpleNamespace(**answers), name=origin)
         manager.check_pending()
-    except pluggy.PluginValidationError as cause:
-        raise PluginError(f"{origin} breaks the contract: {cause}") from cause
-    for name, value in vars(module).items():
-        if name.startswith("tito_") and callable(value) and not hasattr(value, f"{hooks.PROJECT}_impl"):
-            raise PluginError(
-                f"{origin} defines {name} without the marker, so it would never be asked; mark it with "
-                "tito_core.hookimpl"
-            )
-    return _Provider(origin, manager)
+    return _Provider(origin, frozenset(answers), manager)
 
 
-def _validation(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(str(part) for part in problem['loc']) or 'the declaration'}: {problem['msg']}"
-        for problem in error.errors(include_url=False)
-    )
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    installed = f"installed are {', '.join(known)}" if known else "none is installed"
+def _unknown(name: object, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
     return (
-        f"no installed plugin provides the family {name!r}: {installed}{hint}. A family comes with its plugin's "
-        "distribution: pip install it into this environment"
+        f"no installed plugin provides the family {name!r}"
+        + (f"; did you mean {near[0]!r}?" if near else ".")
+        + f" Installed: {', '.join(known) or 'none'}. A family comes with its plugin's distribution; install that into "
+        f"this environment: {sys.executable} -m pip install DISTRIBUTION"
     )
 
 
-_CORE = _provider("tito-core", defaults)
+_CORE = _made("tito-core", defaults, override=True)
 
 default_registry = Registry()
 
@@ -338,3 +355,8 @@ def load(
     Raises UnknownFamilyError, PluginError, CheckpointError or FamilyError.
     """
     return default_registry.load(name, model=model, revision=revision, vocabulary=vocabulary)
+
+
+def diagnose(name: str | None = None) -> list[Diagnosis]:
+    """How every installed plugin fares, or the entry points of one name; the worst first. Raises UnknownFamilyError."""
+    return default_registry.diagnose(name)

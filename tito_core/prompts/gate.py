@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from tito_core.errors import GateError
 from tito_core.families.family import AppendRoles
@@ -10,16 +11,20 @@ from tito_core.prompts.messages import Message
 
 __all__ = ["check_append", "check_prompt"]
 
+FIRST_ENDS: Final = frozenset({"user", "developer"})
+"""What a first prompt may end with, besides the roles that an append may. A family that appends no user message still
+begins with one, and `developer` stands in first prompts only."""
+
 
 def check_prompt(messages: Sequence[Message], rules: AppendRoles, family: str) -> None:
     """Raises GateError where a first prompt would have no generation header: nothing could be sampled after it."""
     if not messages:
         raise GateError(f"the prompt for {family} has no messages; send at least one", index=None, role=None)
-    last = messages[-1].role
-    if last not in rules.ends and last != "developer":
+    last, ends = messages[-1].role, rules.ends | FIRST_ENDS
+    if last not in ends:
         raise GateError(
             f"message {len(messages) - 1} ({last}) is the last of the prompt, and {family} opens no assistant turn "
-            f"after it; a prompt must end with {_either({*rules.ends, 'developer'})}",
+            f"after it; a prompt must end with {_either(ends)}",
             index=len(messages) - 1,
             role=last,
         )
@@ -56,7 +61,7 @@ def check_append(messages: Sequence[Message], rules: AppendRoles, family: str, s
         )
 
 
-def _either(roles: Sequence[str] | set[str] | frozenset[str]) -> str:
+def _either(roles: Iterable[str]) -> str:
     return " or ".join(sorted(roles)) or "nothing"
 
 

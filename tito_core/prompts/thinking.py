@@ -15,45 +15,44 @@ __all__ = ["engine_kwargs", "frozen", "resolve", "session_kwargs"]
 def resolve(
     family: LoadedFamily, *, request: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
 ) -> ThinkingDecision:
-    """The decision for a request: its own kwargs, else the session's, else the family's default. Raises ThinkingError."""
-    return family.thinking(
-        tuple(
-            Layer(name=name, kwargs=dict(kwargs))
-            for name, kwargs in (("request", request), ("session", session))
-            if kwargs
-        )
-    )
+    """The decision for a request: its own kwargs over the session's over the family's default. Raises ThinkingError."""
+    return family.thinking((_layer("request", request), _layer("session", session)))
 
 
 def session_kwargs(family: LoadedFamily, thinking: bool | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The session's layer: template kwargs, and `thinking` under the family's own name. Raises ThinkingError."""
-    made = dict(kwargs or {})
+    made = _layer("session", kwargs).kwargs
     if thinking is None:
         return made
     name = family.declaration.thinking.forward_as
-    if made.get(name, thinking) is not None and made.get(name, thinking) != thinking:
+    if made.get(name) is not None and made[name] is not thinking:
         raise ThinkingError(
             f"the session was opened with thinking={thinking!r} and chat_template_kwargs {name}={made[name]!r}; "
             "these are one setting, give one of them",
             layer="session",
             key=name,
         )
-    made[name] = thinking
-    return made
+    return {**made, name: thinking}
 
 
 def frozen(first: ThinkingDecision, now: ThinkingDecision) -> None:
     """Raises ThinkingError where a request asks for another prompt than the first turn's."""
-    if first.render_kwargs == now.render_kwargs and first.forward_kwargs == now.forward_kwargs:
-        return
-    before = {**first.forward_kwargs, **first.render_kwargs}
-    after = {**now.forward_kwargs, **now.render_kwargs}
-    key = next(key for key in (*before, *after) if before.get(key) != after.get(key))
-    raise ThinkingError(
-        f"the request asks for {key}={after.get(key)!r}, but this session's first turn was sampled with "
-        f"{key}={before.get(key)!r}, which shapes its prompt; open another session for another mode",
-        key=key,
-    )
+    for before, after in ((first.render_kwargs, now.render_kwargs), (first.forward_kwargs, now.forward_kwargs)):
+        for key in (*before, *after):
+            if before.get(key) != after.get(key):
+                raise ThinkingError(
+                    f"the request asks for {key}={after.get(key)!r}, but this session's first turn was sampled with "
+                    f"{key}={before.get(key)!r}, which shapes its prompt; open another session for another mode",
+                    key=key,
+                )
+
+
+def _layer(name: str, kwargs: Mapping[str, Any] | None) -> Layer:
+    if kwargs is None:
+        return Layer(name=name)
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise ThinkingError(f"{name} chat_template_kwargs is {kwargs!r}; it must map names to values", layer=name)
+    return Layer(name=name, kwargs=dict(kwargs))
 
 
 def engine_kwargs(decision: ThinkingDecision) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Codec:
         self._renderer = renderer(template)
         self._joiner = Joiner(loaded.name, self.family.boundary, encoder, self._renderer)
         self._comparator = Comparator(self.family.segments, encoder)
-        self.append_roles: AppendRoles = revision.append_roles or loaded.append_roles()
+        self.append_roles: AppendRoles = loaded.append_roles(revision)
 
     @classmethod
     def of(
@@ -80,7 +80,7 @@ class Codec:
             warnings = checkpoints.accept(family, checkpoint, encoder)
             origin = Origin("checkpoint", str(checkpoint.path), encoder.sha256, None, tuple(warnings))
             return cls(loaded, encoder, loaded.template(checkpoint), rendering, origin)
-        package = loaded.info.module.partition(":")[0].partition(".")[0]
+        package = loaded.info.module.partition(".")[0]
         encoder = Encoder.from_json(load_vocabulary(package, shipped), split_pattern=family.split_pattern)
         checkpoints.check_control_tokens(family, encoder, f"the vocabulary {shipped.name}", ids=False)
         origin = Origin(shipped.name, shipped.title, encoder.sha256, shipped.stands_in_for, ())

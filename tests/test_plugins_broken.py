@@ -1,0 +1,556 @@
+"""Every way in which a plugin can be broken: what is said of it, and that it stops no other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyError
+from tito_core.families import hooks
+from tito_core.families.family import Deployment, Layer
+from tito_core.families.registry import LoadedFamily, Registry
+
+from fake_distributions import Fakes, fakes_below, override, source
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Iterator[Fakes]:
+    with fakes_below(tmp_path) as made:
+        made.add("fake-whole", families={"whole": "fake_whole"}, modules={"fake_whole": source("whole")})
+        yield made
+
+
+def failure(registry: Registry, name: str) -> str:
+    with pytest.raises(PluginError) as caught:
+        registry.get_family(name)
+    assert registry.get_family("whole").name == "whole"
+    return str(caught.value)
+
+
+MARK = "from tito_core import hookimpl\n"
+
+# What is wrong: the module, and what is said after "fake-broken 1.0 (fake_broken) ".
+BROKEN = {
+    "an ImportError": ("import fake_missing", "can't be imported: ModuleNotFoundError: No module named 'fake_missing'"),
+    "a name that a package lacks": (
+        "from tito_core import Famly",
+        "can't be imported: ImportError: cannot import name 'Famly' from 'tito_core' "
+        f"({Path(hooks.__file__).parent.parent / '__init__.py'})",
+    ),
+    "a SystemExit": ("import sys; sys.exit('no GPU')", "can't be imported: SystemExit: no GPU"),
+    "a SystemExit without a word": ("import sys; sys.exit()", "can't be imported: SystemExit"),
+    "a syntax error": ("def", "can't be imported: SyntaxError: invalid syntax (fake_broken.py, line 1)"),
+    "a test runner's outcome": (
+        "import pytest; pytest.skip('no GPU', allow_module_level=True)",
+        "can't be imported: Skipped: no GPU",
+    ),
+    "a GeneratorExit": ("raise GeneratorExit", "can't be imported: GeneratorExit"),
+    "a recursion without an end": (
+        "def f(): return f()\nf()",
+        "can't be imported: RecursionError: maximum recursion depth exceeded",
+    ),
+    "an error that can't be printed": (
+        "class E(Exception):\n    def __str__(self): raise TypeError\nraise E",
+        "can't be imported: E: (its text can't be printed)",
+    ),
+    "another object in the module's place": (
+        "import sys; sys.modules[__name__] = 'me'",
+        "put a str in its module's place; it must stay a module",
+    ),
+    "no tito_family": (
+        "import tito_core",
+        "has no tito_family; define it, and mark it with tito_core.hookimpl",
+    ),
+    "a misspelt hook": (
+        source("broken", "@hookimpl\ndef tito_apend_roles(family): ..."),
+        "defines tito_apend_roles, which is no hook; did you mean tito_append_roles?",
+    ),
+    "a misspelt hook without the marker": (
+        source("broken", "def tito_case(family): ..."),
+        "defines tito_case, which is no hook; did you mean tito_cases?",
+    ),
+    "a misspelt optional hook": (
+        source("broken", "@hookimpl(optionalhook=True)\ndef tito_apend_roles(family): ..."),
+        "defines tito_apend_roles, which is no hook; did you mean tito_append_roles?",
+    ),
+    "a hook without the prefix": (
+        source("broken", "@hookimpl\ndef zzz(family): ..."),
+        "defines zzz, which is no hook; the hooks are tito_family, tito_resolve_template, tito_forward_thinking, "
+        "tito_append_roles, tito_speculative_recipe, tito_cases",
+    ),
+    "an undecorated hook": (
+        "def tito_family(): ...",
+        "defines tito_family without the marker, so it would never be asked; mark it with tito_core.hookimpl",
+    ),
+    "another project's marker": (
+        "import pluggy\n@pluggy.HookimplMarker('pytest')\ndef tito_family(): ...",
+        "marks tito_family for the project 'pytest', so tito would never ask it; mark it with tito_core.hookimpl",
+    ),
+    "ordering": (
+        MARK + "@hookimpl(tryfirst=True)\ndef tito_family(): ...",
+        "marks tito_family with tryfirst=True; a tito hook takes no options: nobody comes before it or wraps it",
+    ),
+    "ordering, last": (
+        MARK + "@hookimpl(trylast=True)\ndef tito_family(): ...",
+        "marks tito_family with trylast=True; a tito hook takes no options: nobody comes before it or wraps it",
+    ),
+    "a wrapper": (
+        source("broken", "@hookimpl(wrapper=True)\ndef tito_append_roles(family):\n    return (yield)"),
+        "marks tito_append_roles with wrapper=True; a tito hook takes no options: nobody comes before it or wraps it",
+    ),
+    "an old wrapper": (
+        source("broken", "@hookimpl(hookwrapper=True)\ndef tito_append_roles(family):\n    yield"),
+        "marks tito_append_roles with hookwrapper=True; a tito hook takes no options: nobody comes before it or wraps it",
+    ),
+    "an optional hook": (
+        source("broken", "@hookimpl(optionalhook=True)\ndef tito_cases(family): ..."),
+        "marks tito_cases with optionalhook=True; a tito hook takes no options: nobody comes before it or wraps it",
+    ),
+    "another name for a hook": (
+        source("broken", "@hookimpl(specname='tito_append_roles')\ndef tito_cases(family): ..."),
+        "marks tito_cases with specname='tito_append_roles'; a tito hook takes no options: nobody comes before it or "
+        "wraps it",
+    ),
+    "a declaration in place of the hook": (
+        "import fake_distributions\ntito_family = fake_distributions.family('broken')",
+        "has a Family where the hook tito_family belongs; it must be a plain function",
+    ),
+    "a cached function": (
+        MARK + "import functools\n@hookimpl\n@functools.cache\ndef tito_family(): ...",
+        "has a _lru_cache_wrapper where the hook tito_family belongs; it must be a plain function",
+    ),
+    "an argument that does not exist": (
+        source("broken", "@hookimpl\ndef tito_append_roles(famly): ..."),
+        "defines tito_append_roles with the argument famly, which it does not have; tito_append_roles takes family",
+    ),
+    "an argument where there are none": (
+        MARK + "@hookimpl\ndef tito_family(name): ...",
+        "defines tito_family with the argument name, which it does not have; tito_family takes no arguments",
+    ),
+    "template resolution that wants to see roles": (
+        source("broken", "@hookimpl\ndef tito_resolve_template(family, append_roles): ..."),
+        "defines tito_resolve_template with the argument append_roles, which it does not have; tito_resolve_template "
+        "takes family, checkpoint",
+    ),
+    "any arguments": (
+        source("broken", "@hookimpl\ndef tito_append_roles(**family): ..."),
+        "defines tito_append_roles with the argument **family, which it does not have; tito_append_roles takes family",
+    ),
+    "an argument with a default": (
+        source("broken", "@hookimpl\ndef tito_append_roles(family=None): ..."),
+        "defines tito_append_roles with the argument family optional or by keyword only, so it would never be given; "
+        "write it plainly",
+    ),
+    "an argument by keyword only": (
+        source("broken", "@hookimpl\ndef tito_append_roles(*, family): ..."),
+        "defines tito_append_roles with the argument family optional or by keyword only, so it would never be given; "
+        "write it plainly",
+    ),
+    "a wrong name": (
+        source("other"),
+        "declares a family named 'other' under the entry point 'broken'; they must agree",
+    ),
+    "a declaration that is none": (
+        MARK + "@hookimpl\ndef tito_family(): return {'name': 'broken'}",
+        "answered tito_family with a dict; it must be a Family",
+    ),
+    "a declaration that was not returned": (
+        MARK + "@hookimpl\ndef tito_family(): ...",
+        "answered tito_family with a NoneType; it must be a Family",
+    ),
+    "a SystemExit in a hook": (
+        MARK + "@hookimpl\ndef tito_family(): raise SystemExit(3)",
+        "declares the family broken wrongly: SystemExit: 3",
+    ),
+    "an error in a hook": (
+        MARK + "@hookimpl\ndef tito_family(): return 1 / 0",
+        "declares the family broken wrongly: ZeroDivisionError: division by zero",
+    ),
+    "an unknown key": (
+        MARK + "import fake_distributions\n@hookimpl\n"
+        "def tito_family(): return fake_distributions.family('broken', boundry=1)",
+        "declares the family broken wrongly: boundry: Extra inputs are not permitted",
+    ),
+    "an unknown key inside, at import": (
+        "from tito_core import Boundary\nboundary = Boundary(stop=('<end>',), glu='x')",
+        "can't be imported: glu: Extra inputs are not permitted",
+    ),
+    "a declaration that contradicts itself": (
+        MARK + "import fake_distributions\n@hookimpl\n"
+        "def tito_family(): return fake_distributions.family('broken', revisions=())",
+        "declares the family broken wrongly: the whole: revisions is empty: a family has at least one, and the first is "
+        "the default",
+    ),
+    "a declaration that nobody checked": (
+        MARK + "from tito_core import Family\n@hookimpl\n"
+        "def tito_family(): return Family.model_construct(**{**dict(__import__('fake_distributions').family()), 'models': 1})",
+        "declares the family broken wrongly: models: Input should be a valid array",
+    ),
+    "a subclass with keys of its own": (
+        MARK + "import fake_distributions\nfrom tito_core import Family\nclass Mine(Family):\n    more: int = 1\n@hookimpl\n"
+        "def tito_family(): return Mine(**fake_distributions.declaration('broken'))",
+        "declares the family broken wrongly: more: Extra inputs are not permitted",
+    ),
+    "a copy with a wrong and an unknown key": (
+        MARK + "import fake_distributions\n@hookimpl\n"
+        "def tito_family(): return fake_distributions.family('broken').model_copy(update={'models': 1, 'kwarg': 2})",
+        "declares the family broken wrongly: models: Input should be a valid tuple; kwarg: Extra inputs are not permitted",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_family_is_named_with_its_distribution_and_its_cause(kind: str, fakes: Fakes) -> None:
+    module, said = BROKEN[kind]
+    fakes.add("fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": module})
+    registry = fakes.registry()
+    assert failure(registry, "broken") == f"fake-broken 1.0 (fake_broken) {said}"
+    assert [info.name for info in registry.list_families()] == ["broken", "whole"]
+
+
+def test_the_cause_stays_behind_the_error(fakes: Fakes) -> None:
+    fakes.add("fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": "import fake_missing"})
+    with pytest.raises(PluginError) as caught:
+        fakes.registry().get_family("broken")
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("module", ["raise KeyboardInterrupt", MARK + "@hookimpl\ndef tito_family(): raise KeyboardInterrupt"])
+def test_a_user_can_interrupt(module: str, fakes: Fakes) -> None:
+    fakes.add("fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": module})
+    with pytest.raises(KeyboardInterrupt):
+        fakes.registry().get_family("broken")
+
+
+@pytest.mark.parametrize("value", ["fake_broken:FAMILY", "fake_broken [extra]", "fake broken", ".fake_broken", ""])
+def test_an_entry_point_that_names_no_module(value: str, fakes: Fakes) -> None:
+    fakes.add("fake-broken", families={"broken": value}, modules={"fake_broken": source("broken")})
+    assert failure(fakes.registry(), "broken") == (
+        f"fake-broken 1.0 ({value}) is no module; the entry point 'broken' must name one, as package.module"
+    )
+
+
+@pytest.mark.parametrize(
+    ("requires", "wanted"),
+    [
+        (("numpy", "tito-core>=1,<2"), "<2,>=1"),
+        (("tito_core<0.1",), "<0.1"),
+        (("Tito.Core>=99; python_version >= '3.0'",), ">=99"),
+    ],
+)
+def test_a_plugin_of_another_core_is_not_even_imported(requires: tuple[str, ...], wanted: str, fakes: Fakes) -> None:
+    fakes.add(
+        "fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": source("broken")}, requires=requires
+    )
+    assert failure(fakes.registry(), "broken") == (
+        f"fake-broken 1.0 (fake_broken) is for tito-core{wanted}, and tito-core 0.1.0 is installed; install a fake-broken "
+        "for this tito-core, or the tito-core that it is for"
+    )
+    assert "fake_broken" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "requires",
+    [(), ("tito-core",), ("tito-core-extras>=9",), ("tito-core>=9; extra == 'testing'",), ("tito-core>=0.1.0rc1",)],
+)
+def test_a_plugin_of_this_core_loads(requires: tuple[str, ...], fakes: Fakes) -> None:
+    fakes.add("fake-other", families={"other": "fake_other"}, modules={"fake_other": source("other")}, requires=requires)
+    assert fakes.registry().get_family("other").name == "other"
+
+
+def test_a_requirement_that_nobody_can_read(fakes: Fakes) -> None:
+    fakes.add(
+        "fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": ""}, requires=("tito-core>=>1",)
+    )
+    assert failure(fakes.registry(), "broken") == (
+        "fake-broken 1.0 (fake_broken) has a requirement that can't be read: 'tito-core>=>1'"
+    )
+
+
+def test_two_distributions_of_one_name(fakes: Fakes) -> None:
+    fakes.add("fake-two", version="2.0", families={"twice": "fake_two"}, modules={"fake_two": source("twice")})
+    fakes.add("fake-one", families={"twice": "fake_one"}, modules={"fake_one": source("twice")})
+    assert failure(fakes.registry(), "twice") == (
+        "the family twice is provided by fake-one 1.0 (fake_one) and fake-two 2.0 (fake_two); uninstall all but one"
+    )
+    assert not {"fake_one", "fake_two"} & set(sys.modules)
+
+
+def test_one_distribution_seen_twice_is_one(fakes: Fakes) -> None:
+    for _ in range(2):
+        fakes.add("fake-one", families={"once": "fake_one"}, modules={"fake_one": source("once")})
+    fakes.add("Fake_One", families={"once": "fake_one"}, modules={"fake_one": source("once")})
+    for registry in (fakes.registry(), Registry()):
+        assert [info.module for info in registry.list_families() if info.name == "once"] == ["fake_one"]
+        assert registry.get_family("once").name == "once"
+
+
+def test_of_two_versions_of_one_distribution_the_first_on_the_path_counts(fakes: Fakes) -> None:
+    for version in ("1.0", "2.0"):
+        fakes.add("fake-one", version=version, families={"once": "fake_one"}, modules={"fake_one": source("once")})
+    for registry in (fakes.registry(), Registry()):
+        assert [info.version for info in registry.list_families() if info.name == "once"] == ["2.0"]
+
+
+def test_a_distribution_without_metadata_is_named_as_well_as_can_be(fakes: Fakes) -> None:
+    fakes.add("fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": "1 / 0"}, metadata="")
+    assert failure(fakes.registry(), "broken") == (
+        "unknown unknown (fake_broken) can't be imported: ZeroDivisionError: division by zero"
+    )
+
+
+def test_entry_points_that_cannot_be_read_hide_no_others(fakes: Fakes) -> None:
+    fakes.add("fake-garbled", entry_points="[tito.families]\ngarbled\n")
+    assert Registry().get_family("whole").name == "whole"
+
+
+def test_an_unknown_family_names_the_nearest_and_the_installed_ones(fakes: Fakes) -> None:
+    fakes.add("fake-one", families={"fakeone": "fake_one"}, modules={"fake_one": "1 / 0"})
+    advice = (
+        "A family comes with its plugin's distribution; install that into this environment: "
+        f"{sys.executable} -m pip install DISTRIBUTION"
+    )
+    asked_for: list[tuple[Any, str]] = [
+        ("FakeOn", "'FakeOn'; did you mean 'fakeone'? Installed: fakeone, whole. "),
+        ("zzz", "'zzz'. Installed: fakeone, whole. "),
+        ("", "''. Installed: fakeone, whole. "),
+        (None, "None. Installed: fakeone, whole. "),
+        (["whole"], "['whole']. Installed: fakeone, whole. "),
+    ]
+    for name, said in asked_for:
+        with pytest.raises(UnknownFamilyError) as caught:
+            fakes.registry().get_family(name)
+        assert str(caught.value) == f"no installed plugin provides the family {said}{advice}"
+        assert caught.value.where == {"family": name, "known": ["fakeone", "whole"]}
+    with pytest.raises(UnknownFamilyError, match=r"family 'whole'\. Installed: none\. A family"):
+        Registry(entry_points=()).get_family("whole")
+
+
+# Questions.
+
+
+def asked(loaded: LoadedFamily, question: str) -> object:
+    return {
+        "tito_resolve_template": loaded.template,
+        "tito_forward_thinking": lambda: loaded.thinking(()),
+        "tito_append_roles": loaded.append_roles,
+        "tito_speculative_recipe": lambda: loaded.recipe(Deployment()),
+        "tito_cases": loaded.cases,
+    }[question]()
+
+
+def refused(loaded: LoadedFamily, question: str) -> str:
+    with pytest.raises(PluginError) as caught:
+        asked(loaded, question)
+    return str(caught.value)
+
+
+KINDS = {
+    "tito_resolve_template": "Template",
+    "tito_forward_thinking": "ThinkingDecision",
+    "tito_append_roles": "AppendRoles",
+    "tito_speculative_recipe": "Recipe",
+}
+
+
+@pytest.mark.parametrize("question", KINDS)
+@pytest.mark.parametrize("kind", ["family", "override"])
+def test_an_answer_of_the_wrong_type(kind: str, question: str, fakes: Fakes) -> None:
+    body = f"@hookimpl\ndef {question}(family): return {{'a': 1}}"
+    if kind == "family":
+        fakes.add("fake-broken", families={"odd": "fake_odd"}, modules={"fake_odd": source("odd", body)})
+    else:
+        fakes.add("fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": source("odd")})
+        fakes.add("fake-broken", overrides={"any": "fake_any"}, modules={"fake_any": override(body)})
+    module = "fake_odd" if kind == "family" else "fake_any"
+    assert refused(fakes.registry().family("odd"), question) == (
+        f"fake-broken 1.0 ({module}) answered {question} for the family odd with a dict; it must be a {KINDS[question]} "
+        "or None"
+    )
+
+
+@pytest.mark.parametrize("question", KINDS)
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(2)", "SystemExit: 2")],
+)
+def test_an_error_in_an_answer(body: str, cause: str, question: str, fakes: Fakes) -> None:
+    module = source("odd", f"@hookimpl\ndef {question}(family):\n    {body}")
+    fakes.add("fake-broken", families={"odd": "fake_odd"}, modules={"fake_odd": module})
+    assert refused(fakes.registry().family("odd"), question) == (
+        f"fake-broken 1.0 (fake_odd) failed in {question} for the family odd: {cause}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return 1", "failed in tito_cases for the family odd: TypeError: 'int' object is not iterable"),
+        ("return 'ab'", "answered tito_cases for the family odd with a str; it must hold Case only"),
+        ("return [None]", "answered tito_cases for the family odd with a NoneType; it must hold Case only"),
+        ("raise SystemExit", "failed in tito_cases for the family odd: SystemExit"),
+        ("yield 1 / 0", "failed in tito_cases for the family odd: ZeroDivisionError: division by zero"),
+        (
+            "yield Case(name='a', messages=[{'role': {1}}])",
+            "failed in tito_cases for the family odd: messages.0: holds what JSON does not keep; write null, booleans, "
+            "numbers, strings, lists and string keys",
+        ),
+    ],
+)
+def test_wrong_cases(body: str, said: str, fakes: Fakes) -> None:
+    module = source("odd", f"@hookimpl\ndef tito_cases(family):\n    {body}")
+    fakes.add("fake-broken", families={"odd": "fake_odd"}, modules={"fake_odd": module})
+    assert refused(fakes.registry().family("odd"), "tito_cases") == f"fake-broken 1.0 (fake_odd) {said}"
+
+
+def test_a_refusal_of_the_request_is_no_fault_of_the_plugin(fakes: Fakes) -> None:
+    more = "from tito_core.errors import ThinkingError\n@hookimpl\ndef tito_forward_thinking(family, layers):\n"
+    module = source("odd", f"{more}    raise ThinkingError('no such mode')")
+    fakes.add("fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": module})
+    with pytest.raises(TitoError, match=r"^no such mode$") as caught:
+        fakes.registry().family("odd").thinking(())
+    assert not isinstance(caught.value, PluginError)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("fake_missing:X", "fake_missing:X can't be loaded: ModuleNotFoundError: No module named 'fake_missing'"),
+        (
+            "fake_distributions:X",
+            "fake_distributions:X can't be loaded: AttributeError: module 'fake_distributions' has no attribute 'X'",
+        ),
+        ("fake_exit:X", "fake_exit:X can't be loaded: SystemExit: 1"),
+        ("fake_distributions:source", "the template fake_distributions:source is a function; it must be a class"),
+        (
+            "builtins:int",
+            "the source file of the template builtins:int can't be read, so it has no hash: TypeError: <class 'int'> is a "
+            "built-in class",
+        ),
+        (
+            "native",
+            "the family odd renders with 'native', a Jinja template; this version of tito-core renders families with an "
+            "encoder ('package.module:Class') only",
+        ),
+    ],
+)
+def test_a_template_that_is_none(template: str, said: str, fakes: Fakes) -> None:
+    module = (
+        MARK + "import fake_distributions\n@hookimpl\n"
+        f"def tito_family(): return fake_distributions.family('odd', template={template!r})"
+    )
+    fakes.add(
+        "fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": module, "fake_exit": "raise SystemExit(1)"}
+    )
+    assert refused(fakes.registry().family("odd"), "tito_resolve_template") == (
+        f"fake-odd 1.0 (fake_odd), family odd: {said}"
+    )
+
+
+# Overrides.
+
+WRONG_OVERRIDES = {
+    "an ImportError": ("import fake_missing", "can't be imported: ModuleNotFoundError: No module named 'fake_missing'"),
+    "a SystemExit": ("raise SystemExit(1)", "can't be imported: SystemExit: 1"),
+    "a family": (
+        source("whole"),
+        "answers tito_family, which only a family answers; an override may answer tito_resolve_template, "
+        "tito_forward_thinking, tito_append_roles, tito_speculative_recipe",
+    ),
+    "cases": (
+        override("@hookimpl\ndef tito_cases(family): ..."),
+        "answers tito_cases, which only a family answers; an override may answer tito_resolve_template, "
+        "tito_forward_thinking, tito_append_roles, tito_speculative_recipe",
+    ),
+    "an undecorated hook": (
+        "def tito_append_roles(family): ...",
+        "defines tito_append_roles without the marker, so it would never be asked; mark it with tito_core.hookimpl",
+    ),
+    "a wrapper": (
+        override("@hookimpl(wrapper=True)\ndef tito_append_roles(family): return (yield)"),
+        "marks tito_append_roles with wrapper=True; a tito hook takes no options: nobody comes before it or wraps it",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_OVERRIDES)
+def test_an_override_that_cannot_be_loaded_makes_questions_raise(kind: str, fakes: Fakes) -> None:
+    module, said = WRONG_OVERRIDES[kind]
+    fakes.add("fake-broken", overrides={"any": "fake_any"}, modules={"fake_any": module})
+    registry = fakes.registry()
+    loaded = registry.family("whole")
+    assert "fake_any" not in sys.modules
+    for question in KINDS:
+        for _ in range(2):
+            assert refused(loaded, question) == f"fake-broken 1.0 (fake_any) {said}"
+    assert loaded.cases() == ()
+
+
+@pytest.mark.parametrize("question", KINDS)
+def test_two_overrides_of_one_question(question: str, fakes: Fakes) -> None:
+    answer = {
+        "tito_resolve_template": "Template(kind='encoder', reference='a:B', sha256='')",
+        "tito_forward_thinking": "ThinkingDecision(enabled=True, render_kwargs={}, forward_kwargs={})",
+        "tito_append_roles": "family.append_roles",
+        "tito_speculative_recipe": "Recipe(speculative=None)",
+    }[question]
+    body = override(f"@hookimpl\ndef {question}(family): return {answer} if family.name == 'whole' else None")
+    fakes.add("fake-b", version="2.0", overrides={"same": "fake_b"}, modules={"fake_b": body})
+    fakes.add("fake-a", overrides={"same": "fake_a"}, modules={"fake_a": body})
+    fakes.add("fake-other", families={"other": "fake_other"}, modules={"fake_other": source("other")})
+    registry = fakes.registry()
+    assert refused(registry.family("whole"), question) == (
+        f"fake-a 1.0 (fake_a) and fake-b 2.0 (fake_b) both answer {question} for the family whole; uninstall all but one"
+    )
+    if question == "tito_speculative_recipe":
+        with pytest.raises(FamilyError, match=r"^other has no recipe of the profile 'default'; known: none$"):
+            asked(registry.family("other"), question)
+    else:
+        assert asked(registry.family("other"), question) is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            "family.append_roles.model_copy(update={'follows': {**family.append_roles.follows, "
+            "'system': frozenset({'system', 'user', 'tool'})}})",
+            "lets tool follow system",
+        ),
+        ("family.append_roles.model_copy(update={'ends': frozenset({'system', 'user', 'tool'})})", "ends with system"),
+        (
+            "AppendRoles.model_construct(roles=frozenset({'user', 'developer'}), follows={'assistant': "
+            "frozenset({'user', 'developer'})}, ends=frozenset({'user'}))",
+            "appends developer, lets developer follow assistant",
+        ),
+    ],
+)
+def test_an_override_that_widens_roles(answer: str, said: str, fakes: Fakes) -> None:
+    body = override(f"@hookimpl\ndef tito_append_roles(family): return {answer}")
+    fakes.add("fake-wide", overrides={"any": "fake_any"}, modules={"fake_any": body})
+    assert refused(fakes.registry().family("whole"), "tito_append_roles") == (
+        f"fake-wide 1.0 (fake_any) widens the append roles of the family whole: it {said}; an override may narrow them only"
+    )
+
+
+def test_an_override_may_not_undo_what_the_family_itself_narrowed(fakes: Fakes) -> None:
+    narrow = "@hookimpl\ndef tito_append_roles(family): return family.append_roles.narrowed({'tool'})"
+    wide = override("@hookimpl\ndef tito_append_roles(family): return family.append_roles")
+    fakes.add("fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": source("odd", narrow)})
+    fakes.add("fake-wide", overrides={"any": "fake_any"}, modules={"fake_any": wide})
+    assert refused(fakes.registry().family("odd"), "tito_append_roles").startswith(
+        "fake-wide 1.0 (fake_any) widens the append roles of the family odd: it appends assistant, appends system, "
+    )
+
+
+def test_an_override_that_edits_what_it_is_asked_changes_nothing(fakes: Fakes) -> None:
+    body = override(
+        "@hookimpl\ndef tito_forward_thinking(layers):\n    layers[0].kwargs.clear()\n    layers[0].kwargs['thinking'] = 1"
+    )
+    fakes.add("fake-edit", overrides={"any": "fake_any"}, modules={"fake_any": body})
+    layer = Layer(name="request", kwargs={"thinking": False})
+    assert fakes.registry().family("whole").thinking((layer,)).enabled is False
+    assert layer.kwargs == {"thinking": False}
