@@ -79,7 +79,9 @@ def plays(draw: st.DrawFn, thinking: bool) -> Play:
         last, appended = "assistant", []
         if calls:
             last = "tool"
-            results = [{"role": "tool", "tool_call_id": call["id"], "content": draw(contents())} for call in said["tool_calls"]]
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": draw(contents())} for call in said["tool_calls"]
+            ]
             appended = draw(st.permutations(results))
         while not appended or last not in ("tool", "user") or (len(appended) < 5 and draw(st.integers(0, 2)) == 0):
             last = draw(st.sampled_from(FOLLOWS[last]))
@@ -169,7 +171,12 @@ def test_engine_mode_is_what_an_engine_makes_of_the_text(name: Name, thinking: b
     assert joined.tolist() == engine_ids(name, first).tolist()
     sampled = engine_ids(name, printed[len(first) :])
     turn = StoredTurn(
-        np.concatenate((joined, sampled)), len(sampled), made.normalise([said])[0], "stop", decision, len(play.prompt) + 1
+        np.concatenate((joined, sampled)),
+        len(sampled),
+        made.normalise([said])[0],
+        "stop",
+        decision,
+        len(play.prompt) + 1,
     )
     append = made.append(turn, appended, mode="engine")
     assert append.suffix.tolist() == engine_ids(name, whole[len(printed) :]).tolist()
@@ -179,7 +186,25 @@ def test_engine_mode_is_what_an_engine_makes_of_the_text(name: Name, thinking: b
 FIXTURES: dict[Name, dict[str, list[int]]] = {
     "r1": {
         "user": [128803, 6366, 128804, 128798],  # hi
-        "tool": [271, 30, 8701, 80757, 1018, 30, 9001, 32, 633, 1718, 9001, 1018, 1718, 8701, 80757, 4697, 128798],  # ok
+        "tool": [
+            271,
+            30,
+            8701,
+            80757,
+            1018,
+            30,
+            9001,
+            32,
+            633,
+            1718,
+            9001,
+            1018,
+            1718,
+            8701,
+            80757,
+            4697,
+            128798,
+        ],  # ok
         "system": [20, 16, 1792, 17294, 1626, 128803, 3002, 128804, 128798],  # 5 000 tokens left, go
     },
     "v4": {
@@ -311,7 +336,10 @@ def test_an_append_renders_nothing_of_the_history() -> None:
         for count in (0, 40):
             spy = Spy(V32Encoding())
             joiner = Joiner("deepseekv32", made.family.boundary, made.encoder, spy)
-            tools = [{"type": "function", "function": {"name": f"f{number}", "description": "d" * 99}} for number in range(count)]
+            tools = [
+                {"type": "function", "function": {"name": f"f{number}", "description": "d" * 99}}
+                for number in range(count)
+            ]
             history: list[Json] = [{"role": "user", "content": "q"}]
             for _ in range(turns):
                 history += [{**SAID, "content": "a" * 50}, {"role": "user", "content": "q"}]
@@ -437,7 +465,9 @@ END, TOY_USER, OBS, BOT = (260, 261, 262, 263)
 class ToyRenderer:
     """`<|user|>q<|bot|>a`, then what the boundary says ends a message."""
 
-    def __init__(self, end: str, *, openers: Mapping[str, str], rewrites: bool = False, header: str = "<|bot|>") -> None:
+    def __init__(
+        self, end: str, *, openers: Mapping[str, str], rewrites: bool = False, header: str = "<|bot|>"
+    ) -> None:
         self.end, self.openers, self.rewrites, self.header = end, openers, rewrites, header
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any], kwargs: Mapping[str, Any]) -> Rendered:
@@ -445,7 +475,11 @@ class ToyRenderer:
         for index, message in enumerate(messages):
             if message.role == "assistant":
                 last = index == max(at for at, one in enumerate(messages) if one.role == "assistant")
-                if message.reasoning and (last or not self.rewrites) and not (self.rewrites and index + 1 < len(messages)):
+                if (
+                    message.reasoning
+                    and (last or not self.rewrites)
+                    and not (self.rewrites and index + 1 < len(messages))
+                ):
                     parts.content(message.reasoning, index, "assistant")
                     parts.template("</think>", index, "assistant")
                 parts.content(message.content, index, "assistant")
@@ -485,7 +519,11 @@ def toy_join(
 
 
 def ledger(append: Append) -> tuple[int, int, list[int], list[int]]:
-    assert append.ids.tolist() == [*append.parent.tolist()[: append.kept], *append.inserted.tolist(), *append.suffix.tolist()]
+    assert append.ids.tolist() == [
+        *append.parent.tolist()[: append.kept],
+        *append.inserted.tolist(),
+        *append.suffix.tolist(),
+    ]
     assert [span.start for span in append.spans] == [append.kept, *(span.end for span in append.spans[:-1])]
     assert append.spans[-1].end == len(append.ids)
     return append.kept, append.dropped, append.inserted.tolist(), append.suffix.tolist()
@@ -533,13 +571,25 @@ def test_a_cut_turn_of_a_family_with_glue() -> None:
     suffix = [TOY_USER, 256, BOT, 264]
     with pytest.raises(TruncatedTurnError):
         toy_join(QWEN, qwen, [259, 10], hi, finish="length")
-    assert ledger(toy_join(QWEN, qwen, [259], hi, finish="length", truncation="close")) == (4, 0, [265, 10, END, 10], suffix)
-    assert ledger(toy_join(QWEN, qwen, [265, 259], hi, finish="length", truncation="close")) == (5, 0, [END, 10], suffix)
+    assert ledger(toy_join(QWEN, qwen, [259], hi, finish="length", truncation="close")) == (
+        4,
+        0,
+        [265, 10, END, 10],
+        suffix,
+    )
+    assert ledger(toy_join(QWEN, qwen, [265, 259], hi, finish="length", truncation="close")) == (
+        5,
+        0,
+        [END, 10],
+        suffix,
+    )
 
 
 def test_a_family_without_closers_refuses_a_cut_turn() -> None:
     with pytest.raises(AppendError) as caught:
-        toy_join(GLM, ToyRenderer("", openers=OPENERS), [259], [Message("user", "he")], finish="length", truncation="close")
+        toy_join(
+            GLM, ToyRenderer("", openers=OPENERS), [259], [Message("user", "he")], finish="length", truncation="close"
+        )
     assert str(caught.value) == (
         "message 1 (assistant) was cut by length, and toy declares no closers for a turn that was cut; sample it again "
         "with more room, or end the session here"
@@ -587,7 +637,9 @@ def test_a_prompt_that_opens_no_turn_is_refused() -> None:
     )
     for header in ("", "<|end|>\n"):
         with pytest.raises(TemplateError) as caught:
-            toy_join(QWEN, ToyRenderer("<|end|>\n", openers=OPENERS, header=header), [259, END], [Message("user", "he")])
+            toy_join(
+                QWEN, ToyRenderer("<|end|>\n", openers=OPENERS, header=header), [259, END], [Message("user", "he")]
+            )
         assert str(caught.value) == text
 
 

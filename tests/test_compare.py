@@ -16,7 +16,21 @@ from conversations import Json
 from tito_core import Codec, Comparator, Encoder, Mismatch
 from tito_core.families.family import Segments
 from tito_core.tokens.compare import FAULTS, KINDS
-from token_path import ASSISTANT, BOS, EOS, NAMES, THINK, UNTHINK, USER, Ids, Name, array, literal_ids, plain, toy_tokenizer
+from token_path import (
+    ASSISTANT,
+    BOS,
+    EOS,
+    NAMES,
+    THINK,
+    UNTHINK,
+    USER,
+    Ids,
+    Name,
+    array,
+    literal_ids,
+    plain,
+    toy_tokenizer,
+)
 
 SPECIAL, TYPE, TEXT, SOFT = KINDS
 CALL = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -224,7 +238,9 @@ def test_a_control_token_in_a_users_text_starts_no_assistant_span(name: Name) ->
         expected = array([*before, 80, think, 81, USER, 80, ASSISTANT, think])
         actual = array([*before, 80, think, 82, USER, 80, ASSISTANT, think])
         assert kinds(compare(expected, actual)) == [TEXT]
-        assert kinds(compare(actual, array([*before, 80, *plain(name).encode("<think>").ids, 82, *actual[-4:]]))) == [TEXT]
+        assert kinds(compare(actual, array([*before, 80, *plain(name).encode("<think>").ids, 82, *actual[-4:]]))) == [
+            TEXT
+        ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -239,7 +255,9 @@ def test_control_text_starts_no_assistant_span(name: Name, role: str) -> None:
         spoken.append([codec(name).decode(ids[start:end]) for start, end in codec(name).assistant_runs(ids)])
     assert spoken[0] == spoken[1]
     assert spoken[0][-1] == "r</think>b"
-    assert kinds(against(name, talk(*put, said("b")), talk(*put[:-1], {**put[-1], "content": evil + "!"}, said("b")), True)) == [TEXT]
+    assert kinds(
+        against(name, talk(*put, said("b")), talk(*put[:-1], {**put[-1], "content": evil + "!"}, said("b")), True)
+    ) == [TEXT]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -286,7 +304,11 @@ def test_no_fault_is_called_soft(name: Name, data: st.DataObject) -> None:
         opener = data.draw(st.sampled_from([think, unthink]))
         text = data.draw(st.lists(st.integers(70, 90), min_size=1, max_size=3))
         head = [USER, *text, ASSISTANT, opener] if kind == "user" else [*text, opener]
-        pieces += [(head, False), (data.draw(st.lists(st.sampled_from([70, 71, unthink]), max_size=4)), True), ([EOS], False)]
+        pieces += [
+            (head, False),
+            (data.draw(st.lists(st.sampled_from([70, 71, unthink]), max_size=4)), True),
+            ([EOS], False),
+        ]
     if data.draw(st.booleans()):
         pieces.append(([USER, 70, ASSISTANT, think], False))
     ids = [one for piece, _ in pieces for one in piece]

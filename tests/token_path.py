@@ -92,7 +92,11 @@ def _broken(name: Name, mask: str, value: Any) -> Any:
     if isinstance(value, str):
         if value[:1] in "{[":  # arguments as JSON text: the same value, so that no escape hides a control string
             try:
-                return _broken(name, mask, json.loads(value)) if isinstance(json.loads(value), dict) else _cut(name, mask, value)
+                return (
+                    _broken(name, mask, json.loads(value))
+                    if isinstance(json.loads(value), dict)
+                    else _cut(name, mask, value)
+                )
             except ValueError:
                 pass
         return _cut(name, mask, value)

@@ -175,7 +175,9 @@ class Boundary(Declaration):
         if stray := set(self.shared) - set(self.stop):
             raise ValueError(f"shared names {sorted(stray)}, which are not stop tokens")
         if self.closers and (missing := {"content", *self.marks} - set(self.closers)):
-            raise ValueError(f"closers says nothing about {sorted(missing)}; write an empty text where nothing closes it")
+            raise ValueError(
+                f"closers says nothing about {sorted(missing)}; write an empty text where nothing closes it"
+            )
         if not all(text for pair in self.marks.values() for text in pair):
             raise ValueError("marks holds an empty text: name what opens and what closes each state")
         return self

@@ -139,9 +139,7 @@ class Comparator:
         kind: Kind = "special_token_type" if len(left) == len(right) else "special_token_count"
         return self._mismatch(kind, 2 * number, at, expected[at : at + 1], actual[there : there + 1], spans)
 
-    def _mismatch(
-        self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]
-    ) -> Mismatch:
+    def _mismatch(self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]) -> Mismatch:
         shared = min(len(run), len(other))
         differing = np.flatnonzero(run[:shared] != other[:shared])
         first = at + (int(differing[0]) if len(differing) else shared)
