@@ -147,6 +147,10 @@ class Codec:
         """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's."""
         return self._comparator.compare(expected, actual, spans)
 
+    def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
+        """Where an assistant speaks in a sequence, as (start, end), by the family's delimiters alone."""
+        return self._comparator.assistant_runs(ids)
+
     def decode(self, ids: Ids | Sequence[int]) -> str:
         """Text of ids, control tokens included. Raises EncodingError for an id that is none."""
         return self.encoder.decode(ids)
