@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import tito_core
 from tito_core import (
     AppendRoles,

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_distributions import Fakes, fakes_below, override, source
+
 from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyError
 from tito_core.families import hooks
 from tito_core.families.family import Deployment, Layer
 from tito_core.families.registry import LoadedFamily, Registry
-
-from fake_distributions import Fakes, fakes_below, override, source
 
 
 @pytest.fixture
@@ -190,7 +190,8 @@ BROKEN = {
         "declares the family broken wrongly: models: Input should be a valid array",
     ),
     "a subclass with keys of its own": (
-        MARK + "import fake_distributions\nfrom tito_core import Family\nclass Mine(Family):\n    more: int = 1\n@hookimpl\n"
+        MARK
+        + "import fake_distributions\nfrom tito_core import Family\nclass Mine(Family):\n    more: int = 1\n@hookimpl\n"
         "def tito_family(): return Mine(**fake_distributions.declaration('broken'))",
         "declares the family broken wrongly: more: Extra inputs are not permitted",
     ),
@@ -218,7 +219,9 @@ def test_the_cause_stays_behind_the_error(fakes: Fakes) -> None:
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-@pytest.mark.parametrize("module", ["raise KeyboardInterrupt", MARK + "@hookimpl\ndef tito_family(): raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "module", ["raise KeyboardInterrupt", MARK + "@hookimpl\ndef tito_family(): raise KeyboardInterrupt"]
+)
 def test_a_user_can_interrupt(module: str, fakes: Fakes) -> None:
     fakes.add("fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": module})
     with pytest.raises(KeyboardInterrupt):
@@ -257,7 +260,9 @@ def test_a_plugin_of_another_core_is_not_even_imported(requires: tuple[str, ...]
     [(), ("tito-core",), ("tito-core-extras>=9",), ("tito-core>=9; extra == 'testing'",), ("tito-core>=0.1.0rc1",)],
 )
 def test_a_plugin_of_this_core_loads(requires: tuple[str, ...], fakes: Fakes) -> None:
-    fakes.add("fake-other", families={"other": "fake_other"}, modules={"fake_other": source("other")}, requires=requires)
+    fakes.add(
+        "fake-other", families={"other": "fake_other"}, modules={"fake_other": source("other")}, requires=requires
+    )
     assert fakes.registry().get_family("other").name == "other"
 
 
