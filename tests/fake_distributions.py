@@ -30,11 +30,12 @@ from tito_core import (
     Vocabulary,
 )
 from tito_core.errors import UnknownFamilyError
+from tito_core.families.family import APPEND_ROLES, Role
 from tito_core.families.registry import Registry
 
-ROLES = frozenset({"tool", "user", "system", "assistant"})
+ROLES: frozenset[Role] = frozenset(APPEND_ROLES)
 
-APPEND_ROLES = AppendRoles(
+RULES = AppendRoles(
     roles=ROLES,
     follows={
         "assistant": ROLES,
@@ -61,7 +62,7 @@ def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
         "model_types": ("fake",),
         "template": "fake_distributions:Unrenderable",
         "fixed_kwargs": {"keep": True},
-        "append_roles": APPEND_ROLES,
+        "append_roles": RULES,
         "thinking": Thinking(
             aliases=("thinking", "enable_thinking", "thinking_mode"),
             forward_as="thinking",
@@ -113,7 +114,7 @@ class Fakes:
         families: Mapping[str, str] | None = None,
         overrides: Mapping[str, str] | None = None,
         modules: Mapping[str, str] | None = None,
-        requires: Sequence[str] = ("tito-core>=0.1,<0.2",),
+        requires: Sequence[str] = (f"tito-core=={tito_core.__version__}",),
         entry_points: str | None = None,
         metadata: str | None = None,
     ) -> Path:
