@@ -44,7 +44,11 @@ class ScriptedEngine:
     def complete(self, request: Request, *, max_tokens: int = 4096) -> Completion:
         """Samples a reply of its own to a request: thoughts where thinking is on, calls where tools were offered."""
         names = [tool.name for tool in request.tools]
-        return self.say(self.reply(names, request.decision, "tool" in self._codec.append_roles.roles), request.decision, max_tokens=max_tokens)
+        return self.say(
+            self.reply(names, request.decision, "tool" in self._codec.append_roles.roles),
+            request.decision,
+            max_tokens=max_tokens,
+        )
 
     def reply(self, tools: Sequence[str], decision: ThinkingDecision, calling: bool = True) -> dict[str, Any]:
         """An assistant message of the engine's own choice, in the chat-completions format."""
@@ -95,13 +99,17 @@ class ScriptedEngine:
             )
         cut = len(before)
         spans = tuple(
-            span._replace(start=max(span.start, cut) - cut, end=span.end - cut) for span in whole.spans if span.end > cut
+            span._replace(start=max(span.start, cut) - cut, end=span.end - cut)
+            for span in whole.spans
+            if span.end > cut
         )
         text = whole.text[cut:]
         glue = self._codec.family.boundary.glue
         if glue and text.endswith(glue):
             text = text[: -len(glue)]
-            spans = tuple(Span(*span)._replace(end=min(span.end, len(text))) for span in spans if span.start < len(text))
+            spans = tuple(
+                Span(*span)._replace(end=min(span.end, len(text))) for span in spans if span.start < len(text)
+            )
         ids = self._codec.encode(Rendered(text, spans)).ids
         return ids if self._canonical else self._resplit(ids)
 

@@ -237,12 +237,15 @@ class Boundary(Declaration):
     `stop`: the control tokens that end a turn, the first is the one inserted where the text ended without any.
     `glue`: text printed once after a stop token. `shared`: stop tokens that are also the next message's opener.
     `closers`: what closes a turn that was cut, by the state at the cut, without the stop token and the glue.
+    `marks`: the texts that open and close reasoning and a block of calls, by which that state is found; a state that is
+    not among them is never entered, and everything outside is content.
     """
 
     stop: tuple[str, ...]
     glue: str = ""
     shared: tuple[str, ...] = ()
     closers: dict[Literal["reasoning", "content", "call"], str] = {}
+    marks: dict[Literal["reasoning", "call"], tuple[str, str]] = {}
 
     @model_validator(mode="after")
     def _whole(self) -> Boundary:
@@ -250,14 +253,21 @@ class Boundary(Declaration):
             raise ValueError("stop is empty: name the control token that ends a turn")
         if stray := set(self.shared) - set(self.stop):
             raise ValueError(f"shared names {sorted(stray)}, which are not stop tokens")
+        if self.closers and (missing := {"content", *self.marks} - set(self.closers)):
+            raise ValueError(
+                f"closers says nothing about {sorted(missing)}; write an empty text where nothing closes it"
+            )
+        if not all(text for pair in self.marks.values() for text in pair):
+            raise ValueError("marks holds an empty text: name what opens and what closes each state")
         return self
 
 
 class Segments(Declaration):
     """Which control tokens delimit messages, and where an assistant's text begins, for the comparator.
 
-    A run between two `delimiters` is an assistant's where it follows one of `headers`; else from the first of
-    `openers` on; else where it stands between two of `ends`. Everything else is not an assistant's.
+    A run between two `delimiters` is an assistant's where it follows one of `headers`; where it follows one of `ends`
+    (results without a header of their own) it is an assistant's after the first of `openers`. Everything else is not an
+    assistant's, an opener that directly follows a header included: the template prints it.
     """
 
     delimiters: tuple[str, ...]

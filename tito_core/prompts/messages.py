@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. `function` is what templates print: the bytes of SGLang 0.5.23's `Tool(**t).model_dump()["function"]`."""
+    """One tool. `function` is what templates print: the function of SGLang 0.5.23's `Tool(**t).model_dump()`."""
 
     function: dict[str, Any]
     type: str = "function"
@@ -100,11 +100,15 @@ def _message(message: Any, index: int, joiner: str) -> Message:
         role = str.__str__(role)
     if not isinstance(role, str) or role not in ROLES:
         raise MessageError(
-            f"message {index} has the role {role!r}; it must be one of {', '.join(sorted(ROLES))}", index=index, role=role
+            f"message {index} has the role {role!r}; it must be one of {', '.join(sorted(ROLES))}",
+            index=index,
+            role=role,
         )
     where = f"message {index} ({role})"
     if message.get("function_call") is not None:
-        raise MessageError(f"{where} has function_call, which no template prints; use tool_calls", index=index, role=role)
+        raise MessageError(
+            f"{where} has function_call, which no template prints; use tool_calls", index=index, role=role
+        )
     reasoning = _reasoning(message, where, index, role)
     if message.get("tool_calls") and role != "assistant":
         raise MessageError(f"{where} has tool_calls; only an assistant makes calls", index=index, role=role)
@@ -131,9 +135,8 @@ def _message(message: Any, index: int, joiner: str) -> Message:
             index=index,
             role=role,
         )
-    return Message(
-        role, _content(message.get("content"), where, index, role, joiner), reasoning, calls, call_id, tools, response_format
-    )
+    content = _content(message.get("content"), where, index, role, joiner)
+    return Message(role, content, reasoning, calls, call_id, tools, response_format)
 
 
 def _content(content: Any, where: str, index: int, role: str, joiner: str) -> str:
@@ -232,7 +235,9 @@ def _arguments(arguments: Any, at: str, place: dict[str, Any]) -> tuple[dict[str
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError) as cause:
-        raise MessageError(f"{at} has arguments that can't be read as JSON ({cause}); send a JSON object", **place) from None
+        raise MessageError(
+            f"{at} has arguments that can't be read as JSON ({cause}); send a JSON object", **place
+        ) from None
     if not isinstance(parsed, dict):
         raise MessageError(
             f"{at} has arguments that are JSON, but a {type(parsed).__name__}; send a JSON object", **place
@@ -266,7 +271,9 @@ def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
     if not isinstance(name, str):
         raise MessageError(f"{at} has the name {name!r}; it must be a string", **place)
     if description is not None and not isinstance(description, str):
-        raise MessageError(f"{at} ({name}) has a description of type {type(description).__name__}, not a string", **place)
+        raise MessageError(
+            f"{at} ({name}) has a description of type {type(description).__name__}; it must be a string", **place
+        )
     for key, flag in (("strict", strict), ("defer_loading", deferred)):
         if flag is not None and not isinstance(flag, bool):
             raise MessageError(f"{at} ({name}) has {key} {flag!r}; it must be true or false", **place)
@@ -286,7 +293,7 @@ def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
 
 
 def _results_in_call_order(messages: list[Message], after: Message | None, start: int) -> tuple[Message, ...]:
-    if not any(message.role == "tool" or message.tool_calls for message in messages) and not (after and after.tool_calls):
+    if not (after and after.tool_calls) and not any(made.role == "tool" or made.tool_calls for made in messages):
         return tuple(messages)
     ordered: list[Message] = []
     asked: tuple[ToolCall, ...] = after.tool_calls if after else ()
@@ -355,7 +362,7 @@ def _matched(asked: tuple[ToolCall, ...], results: list[Message], asker: int, fi
             f"(id {asked[missing[0]].id!r}, {asked[missing[0]].name}) does not stand directly after it; send all "
             "results of a turn together",
             index=asker,
-            role="tool",
+            role="assistant",
             id=asked[missing[0]].id,
         )
     return [answers[number] for number in range(len(asked))]
@@ -384,7 +391,7 @@ def _json(value: Any, where: str, depth: int = 0, **place: Any) -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise MessageError(f"{where} holds {float(value)!r}, which JSON can't write; send null or a string", **place)
+            raise MessageError(f"{where} holds {float(value)!r}, which is not JSON; send null or a string", **place)
         return float(value)
     if isinstance(value, int):
         try:
@@ -400,10 +407,10 @@ def _json(value: Any, where: str, depth: int = 0, **place: Any) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise MessageError(f"{where} has the key {key!r}, a {type(key).__name__}; JSON keys are strings", **place)
-        return {
-            _text(key, where, **place): _json(item, where, depth + 1, **place) for key, item in value.items()
-        }
+                raise MessageError(
+                    f"{where} has the key {key!r}, a {type(key).__name__}; JSON keys are strings", **place
+                )
+        return {_text(key, where, **place): _json(item, where, depth + 1, **place) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json(item, where, depth + 1, **place) for item in value]
     raise MessageError(f"{where} holds a {type(value).__name__}, which is not a JSON type", **place)

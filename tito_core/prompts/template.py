@@ -23,7 +23,7 @@ class Span(NamedTuple):
     start: int
     end: int
     source: Source
-    index: int
+    index: int  # type: ignore[assignment]  # the field is what a span is known by; nothing counts spans by value
     role: str
 
 
@@ -68,9 +68,7 @@ class Renderer(Protocol):
     Raises TemplateError, with the message's index and role, for what the format can't print. Never changes its input.
     """
 
-    def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]
-    ) -> Rendered: ...
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered: ...
 
 
 def renderer(template: Template) -> Renderer:

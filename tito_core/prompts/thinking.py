@@ -19,9 +19,7 @@ def resolve(
     return family.thinking((_layer("request", request), _layer("session", session)))
 
 
-def session_kwargs(
-    family: LoadedFamily, thinking: bool | None, kwargs: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def session_kwargs(family: LoadedFamily, thinking: bool | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The session's layer: template kwargs, and `thinking` under the family's own name. Raises ThinkingError."""
     made = _layer("session", kwargs).kwargs
     if thinking is None:

@@ -63,12 +63,16 @@ class Completion:
 def _array(values: Any, what: str, identity: str) -> npt.NDArray[Any]:
     made = np.asarray(values)
     if made.ndim != 1:
-        raise CompletionError(f"completion {identity} has {what} of {made.ndim} dimensions; it must be one", id=identity)
+        raise CompletionError(
+            f"completion {identity} has {what} of {made.ndim} dimensions; it must be one", id=identity
+        )
     if made.size == 0:
         return made.astype(np.int64)
     wanted = np.integer if what == "ids" else np.number
     if not np.issubdtype(made.dtype, wanted):
-        raise CompletionError(f"completion {identity} has {what} of type {made.dtype}; they must be numbers", id=identity)
+        raise CompletionError(
+            f"completion {identity} has {what} of type {made.dtype}; they must be numbers", id=identity
+        )
     if what == "logprobs" and not np.isfinite(made).all():
         place = int(np.flatnonzero(~np.isfinite(made))[0])
         raise CompletionError(

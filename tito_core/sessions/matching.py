@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
+
+import orjson
 
 from tito_core.errors import SessionError
 from tito_core.prompts.messages import Message, Tool
 
-__all__ = ["matches", "same_tools"]
+__all__ = ["matches", "remembered", "same_tools", "spelled"]
 
 
 def matches(stored: Message, sent: Message) -> bool:
@@ -44,11 +47,8 @@ def same_json(left: Any, right: Any) -> bool:
 
 
 def same_tools(first: tuple[Tool, ...], sent: tuple[Tool, ...]) -> None:
-    """Raises SessionError where a request's tools mean something else than the first turn's; key order is no matter.
-
-    A request without tools goes on with the first turn's.
-    """
-    if first is sent or not sent:
+    """Raises SessionError where a request's tools mean something else than the first turn's; key order is no matter."""
+    if first is sent:
         return
     before, after = ({tool.name: tool for tool in tools} for tools in (first, sent))
     for name in (*before, *after):
@@ -70,3 +70,28 @@ def same_tools(first: tuple[Tool, ...], sent: tuple[Tool, ...]) -> None:
             f"{[tool.name for tool in first]}; keep the order",
             tool=sent[0].name,
         )
+
+
+def remembered(message: Any) -> object:
+    """A copy of a client's message that equals, by `==`, only a message that means the same.
+
+    Numbers compare equal across types, so a message that prints any is remembered as something that equals nothing:
+    it is normalised and matched again each time.
+    """
+    if not isinstance(message, dict) or message.get("response_format") or message.get("tools"):
+        return object()
+    calls = message.get("tool_calls") or ()
+    try:
+        if not all(isinstance(call["function"]["arguments"], str) for call in calls):
+            return object()
+    except (TypeError, KeyError):
+        return object()
+    return copy.deepcopy(message)
+
+
+def spelled(tools: Any) -> bytes | None:
+    """The spelling of a request's tools; None where it has none that can be compared."""
+    try:
+        return orjson.dumps(tools)
+    except orjson.JSONEncodeError:
+        return None

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import CompletionError, MessageError, SessionError
+from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
 from tito_core.responses.completion import Completion
-from tito_core.sessions.matching import matches, same_tools
+from tito_core.sessions.line import Line
+from tito_core.sessions.matching import matches, remembered, same_tools, spelled
 from tito_core.tokens.append import Append, FinishReason, Ids, Truncation
 from tito_core.tokens.compare import Mismatch
 from tito_core.tokens.encoder import IdSpan, Mode
@@ -33,23 +34,34 @@ __all__ = ["Request", "Sample", "Session", "Turn"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """A prompt and its completion. It stores its own new ids only; `ids` is a view of the session's one array."""
+    """A prompt and its completion.
+
+    `kept` of the parent's ids are its own prompt's first; `length` counts the messages of the conversation, the
+    assistant's `message` included, which `messages` (what was appended) stand before. `spans` say who printed each id
+    from `kept` to the completion. Its ids are a view of the line that it shares with the turns before it.
+    """
 
     number: int
     parent: Turn | None
     messages: tuple[Message, ...]
     message: Message
-    ledger_kept: int
-    prompt: Ids
     completion: Completion
     decision: ThinkingDecision
     tools: tuple[Tool, ...]
-    spans: tuple[IdSpan, ...]
     length: int
-    ids: Ids
+    kept: int
+    spans: tuple[IdSpan, ...]
+    line: Line
+    end: int
+
+    @property
+    def ids(self) -> Ids:
+        """The prompt's ids and the completion's, int32, read-only."""
+        return self.line.upto(self.end)
 
     @property
     def sampled(self) -> int:
+        """How many of the last ids the engine sampled."""
         return len(self.completion.ids)
 
     @property
@@ -59,10 +71,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What to send: `ids` (int32) and, beside them, `engine_kwargs`. `ledger` says where the ids come from."""
+    """What to send: `ids` (int32) and, beside them, `engine_kwargs`. `ledger` says where the ids come from.
+
+    `parent` is the turn that it continues, `tip` the session's last one when it was prepared.
+    """
 
     session: str
     parent: Turn | None
+    tip: Turn | None
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
     decision: ThinkingDecision
@@ -112,6 +128,8 @@ class Session:
         self._encoding, self._truncation = encoding, truncation
         self._lock = threading.Lock()
         self._turns: tuple[Turn, ...] = ()
+        self._seen: list[object] = []
+        self._tools: tuple[bytes | None, tuple[Tool, ...]] = (None, ())
         codec.decide(chat_template_kwargs=self._kwargs)
 
     @property
@@ -128,24 +146,40 @@ class Session:
     ) -> Request:
         """The request for a whole conversation, as the client sends it. Changes nothing.
 
+        Tools and thinking mode are the first turn's from then on: leave them out, or send the same.
+
         Raises MessageError, GateError, ThinkingError, SessionError, TruncatedTurnError, AppendError, TemplateError or
         EncodingError; the session is as it was.
         """
-        turns = self._turns
-        decision = thinking.resolve(self.codec.loaded, request=chat_template_kwargs, session=self._kwargs)
-        made = self.codec.normalise(messages)
-        offered = normalise_tools(tools)
-        parent = self._parent(turns, made)
+        with self._lock:
+            turns, before = self._turns, self._seen
+        known, base = _known(turns, before, messages)
+        start = base.length if base else 0
+        made = self.codec.normalise(
+            messages[start:] if base else messages, after=base.message if base else None, start=start
+        )
+        offered = self._offered(tools)
+        parent = _parent(turns, made, start)
+        tip = turns[-1] if turns else None
         if parent is None:
+            decision = thinking.resolve(self.codec.loaded, request=chat_template_kwargs, session=self._kwargs)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
-            return Request(self.id, None, made, offered, decision, ledger)
-        thinking.frozen(parent.decision, decision)
-        same_tools(parent.tools, offered)
-        appended = made[parent.length :]
+            return Request(self.id, None, tip, made, offered, decision, ledger)
+        decision = parent.decision
+        if chat_template_kwargs:
+            asked = thinking.resolve(self.codec.loaded, request=chat_template_kwargs, session=decision.forward_kwargs)
+            thinking.frozen(decision, asked)
+        if tools is not None:
+            same_tools(parent.tools, offered)
+        appended = made[parent.length - start :]
         ledger = self.codec.append(
             parent, appended, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
         )
-        return Request(self.id, parent, appended, parent.tools, parent.decision, ledger)
+        now = [*before[:known], *map(remembered, messages[known : parent.length])]
+        with self._lock:
+            if self._turns is turns:
+                self._seen = now
+        return Request(self.id, parent, tip, appended, parent.tools, decision, ledger)
 
     def commit(self, request: Request, completion: Completion) -> Turn:
         """Stores a completion of a request as a turn. Raises CompletionError or SessionError; then nothing changed."""
@@ -155,29 +189,38 @@ class Session:
         self._check_ids(completion)
         ledger = request.ledger
         with self._lock:
-            kept = self._kept_turns(request)
+            if (self._turns[-1] if self._turns else None) is not request.tip:
+                raise SessionError(
+                    f"the session went on to turn {len(self._turns) - 1} after this request was prepared; prepare it again"
+                )
             parent = request.parent
-            prompt = ledger.ids[ledger.kept :]
+            kept = self._turns[: parent.number + 1] if parent else ()
+            more = (ledger.inserted, ledger.suffix, np.asarray(completion.ids))
+            if parent is None:
+                line, end = Line(ledger.parent).extended(0, *more)
+            else:
+                line, end = parent.line.extended(ledger.kept, *more)
             turn = Turn(
                 number=len(kept),
                 parent=parent,
                 messages=request.messages,
                 message=message,
-                ledger_kept=ledger.kept,
-                prompt=prompt,
                 completion=completion,
                 decision=request.decision,
                 tools=request.tools,
-                spans=ledger.spans,
                 length=request.length + 1,
-                ids=_frozen(np.concatenate((ledger.ids, np.asarray(completion.ids)))),
+                kept=ledger.kept,
+                spans=ledger.spans,
+                line=line,
+                end=end,
             )
             self._turns = (*kept, turn)
+            self._seen = self._seen[: parent.length if parent else 0]
         return turn
 
     def messages(self) -> tuple[Message, ...]:
         """The whole conversation of the last turn, normalised."""
-        return tuple(message for turn in self._turns for message in (*turn.messages, turn.message))
+        return _conversation(self._turns, 0)
 
     def compare(self) -> list[Mismatch]:
         """What the stored ids of the last turn differ in from a full render of its conversation."""
@@ -197,64 +240,20 @@ class Session:
         logprobs = np.zeros(len(tokens), dtype=np.float32)
         spans: list[IdSpan] = []
         for turn, following in zip(self._turns, (*self._turns[1:], None), strict=True):
-            start = len(turn.ids) - turn.sampled
-            end = len(turn.ids) if following is None else following.ledger_kept
+            start = turn.end - turn.sampled
+            end = turn.end if following is None else following.kept
             mask[start:end] = 1
             logprobs[start:end] = turn.completion.logprobs[: end - start]
             spans += turn.spans
         cut = len(tokens) if max_tokens is None else min(max_tokens, len(tokens))
-        return [
-            Sample(tokens[:cut], mask[:cut], logprobs[:cut], tuple(span for span in spans if span.start < cut))
-        ]
+        return [Sample(tokens[:cut], mask[:cut], logprobs[:cut], tuple(span for span in spans if span.start < cut))]
 
-    def _parent(self, turns: tuple[Turn, ...], messages: tuple[Message, ...]) -> Turn | None:
-        """The turn that the request continues: the last, the one before it, or None for a first prompt."""
-        if not turns:
-            return None
-        stored = self.messages()
-        shared = 0
-        for ours, theirs in zip(stored, messages, strict=False):
-            if not matches(ours, theirs):
-                break
-            shared += 1
-        for turn in reversed(turns[-2:]):
-            if shared >= turn.length and len(messages) > turn.length:
-                return turn
-        first = turns[0]
-        if len(turns) == 1 and shared >= len(first.messages) == len(messages):
-            return None
-        if shared == len(messages) == turns[-1].length:
-            last = turns[-1]
-            raise SessionError(
-                f"the request ends with message {last.length - 1} (assistant), which is stored already; append a "
-                "message, or leave it out to sample it again",
-                index=last.length - 1,
-                role="assistant",
-            )
-        role = messages[shared].role if shared < len(messages) else None
-        raise SessionError(
-            f"message {shared} ({role or 'missing'}) is not what this session stores there"
-            f" ({stored[shared].role if shared < len(stored) else 'nothing'}): a request continues the last turn, or "
-            f"the one before it; the last ends with message {turns[-1].length - 1}. Open another session for another "
-            "conversation",
-            index=shared,
-            role=role,
-        )
-
-    def _kept_turns(self, request: Request) -> tuple[Turn, ...]:
-        turns = self._turns
-        if request.parent is None:
-            if len(turns) > 1:
-                raise SessionError(
-                    f"the request was prepared before {len(turns)} turns were committed; prepare it again"
-                )
-            return ()
-        if request.parent not in turns[-2:]:
-            raise SessionError(
-                f"the request continues turn {request.parent.number}, which is no longer one of the last two; prepare "
-                "it again",
-            )
-        return turns[: request.parent.number + 1]
+    def _offered(self, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
+        """The tools of a request, normalised once for each spelling."""
+        key = spelled(tools)
+        if key is None or key != self._tools[0]:
+            self._tools = (key, normalise_tools(tools))
+        return self._tools[1]
 
     def _message(self, request: Request, completion: Completion) -> Message:
         if completion.finish_reason == "abort":
@@ -284,8 +283,11 @@ class Session:
     def _check_ids(self, completion: Completion) -> None:
         ids = np.asarray(completion.ids)
         encoder = self.codec.encoder
-        text = encoder.decode(ids)
-        stops = [encoder.token_id(token) for token in self.codec.family.boundary.stop]
+        try:
+            text = encoder.decode(ids)
+        except EncodingError as cause:
+            raise CompletionError(f"completion {completion.id} can't be stored: {cause}", id=completion.id) from cause
+        stops = np.array([encoder.token_id(token) for token in self.codec.family.boundary.stop], dtype=np.int32)
         inside = np.flatnonzero(np.isin(ids[:-1], stops))
         if len(inside):
             raise CompletionError(
@@ -302,6 +304,64 @@ class Session:
             )
 
 
-def _frozen(ids: Ids) -> Ids:
-    ids.setflags(write=False)
-    return ids
+def _known(
+    turns: tuple[Turn, ...], seen: list[object], messages: Sequence[Mapping[str, Any]]
+) -> tuple[int, Turn | None]:
+    """How many of the messages are those of an earlier request, word for word, and the last turn within them."""
+    known = 0
+    if isinstance(messages, list) and seen == messages[: len(seen)]:
+        known = len(seen)
+    elif isinstance(messages, Sequence):
+        for ours, theirs in zip(seen, messages, strict=False):
+            if ours != theirs:
+                break
+            known += 1
+    return known, next((turn for turn in reversed(turns) if turn.length <= known), None)
+
+
+def _parent(turns: tuple[Turn, ...], messages: tuple[Message, ...], start: int) -> Turn | None:
+    """The turn that a request continues: the last, the one before it, or None for a first prompt.
+
+    `messages` are those from the conversation's index `start` on; what stands before is known to match.
+    """
+    if not turns:
+        return None
+    stored = _conversation(turns, start)
+    shared = 0
+    for ours, theirs in zip(stored, messages, strict=False):
+        if not matches(ours, theirs):
+            break
+        shared += 1
+    found, sent, stands = start + shared, start + len(messages), turns[-1].length
+    for turn in reversed(turns[-2:]):
+        if found >= turn.length and sent > turn.length:
+            return turn
+    if len(turns) == 1 and found >= stands - 1 == sent:
+        return None
+    if found == sent == stands:
+        raise SessionError(
+            f"the request ends with message {sent - 1} (assistant), which is stored already; append a message, or "
+            "leave it out to sample it again",
+            index=sent - 1,
+            role="assistant",
+        )
+    theirs_role = messages[shared].role if shared < len(messages) else None
+    ours_role = stored[shared].role if shared < len(stored) else "nothing"
+    raise SessionError(
+        f"message {found} ({theirs_role or 'missing'}) is not what this session stores there ({ours_role}): a request "
+        f"continues the last turn, or the one before it, and the last one ends with message {stands - 1}; open "
+        "another session for another conversation",
+        index=found,
+        role=theirs_role,
+    )
+
+
+def _conversation(turns: tuple[Turn, ...], start: int) -> tuple[Message, ...]:
+    """The conversation of the last turn from the message of index `start` on."""
+    made: list[Message] = []
+    for turn in reversed(turns):
+        if turn.length <= start:
+            break
+        made += (turn.message, *reversed(turn.messages))
+    made.reverse()
+    return tuple(made[len(made) - (turns[-1].length - start) :]) if made else ()

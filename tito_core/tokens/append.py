@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,10 +55,11 @@ class Append:
     """The next prompt, and the ledger of where its ids come from.
 
     `kept` of the parent's ids, then `inserted` (closers, a stop token, glue), then `suffix` (int32 arrays). `dropped`
-    counts shared boundary tokens taken off the parent's tail. A first prompt keeps nothing and is all suffix.
+    counts shared boundary tokens taken off the parent's tail; one that is the suffix's first id too stays kept, and the
+    suffix begins after it. A first prompt keeps nothing and is all suffix.
     """
 
-    __slots__ = ("__dict__", "dropped", "inserted", "kept", "parent", "suffix", "_encoded", "_index")
+    __slots__ = ("__dict__", "_encoded", "_index", "dropped", "inserted", "kept", "parent", "suffix")
 
     def __init__(
         self, parent: Ids, kept: int, dropped: int, inserted: Ids, suffix: Ids, encoded: Encoded, index: int
@@ -85,11 +86,6 @@ class Append:
             if span.end + shift > at:
                 spans.append(span._replace(start=max(span.start + shift, at), end=span.end + shift))
         return tuple(spans)
-
-
-class _Base(NamedTuple):
-    rendered: Rendered
-    messages: tuple[Message, ...]
 
 
 class Joiner:
@@ -124,39 +120,43 @@ class Joiner:
         gives no token edge at the seam, TemplateError and EncodingError from rendering and encoding.
         """
         parent = turn.ids
-        kept, dropped = len(parent), 0
-        stopped = kept > 0 and int(parent[-1]) in self._stop_ids
-        inserted: list[Ids] = []
-        if not stopped:
-            inserted = self._ending(turn, truncation)
-        suffix_text = self._suffix(turn, appended, kwargs)
-        self._opened(suffix_text, appended[-1].role, turn.length + len(appended) - 1)
-        encoded = self._encoder.encode(suffix_text, mode)
-        suffix = encoded.ids
-        opener = int(suffix[0]) if len(suffix) else -1
-        if stopped and int(parent[-1]) in self._shared_ids:
-            if opener == int(parent[-1]):
-                suffix = suffix[1:]
-            else:
-                kept, dropped = kept - 1, 1
-        elif len(self._glue):
-            if opener not in self._encoder.added_ids:
-                raise AppendError(
-                    f"the append to {self._family} after message {turn.length - 1} (assistant) begins with text, and so "
-                    f"does what is inserted before it ({self._boundary.glue!r}): they would be encoded apart; the "
-                    "family must declare the glue as part of its suffix",
-                    index=turn.length,
-                    role=appended[0].role,
-                )
-            inserted.append(self._glue)
-        joined = np.concatenate(inserted) if inserted else parent[:0]
-        return Append(parent, kept, dropped, joined, suffix, encoded, turn.length - 1)
+        stopped, glued = self._ended(parent)
+        shared = stopped and int(parent[-1]) in self._shared_ids
+        if stopped:
+            inserted = [] if glued or shared else [self._glue]
+        else:
+            inserted = [self._ending(turn, kwargs, truncation)]
+            if self._stop_ids[0] not in self._shared_ids:
+                inserted.append(self._glue)
+        rendered = self._suffix(turn, appended, kwargs)
+        self._opened(rendered, appended[-1].role, turn.length + len(appended) - 1)
+        encoded = self._encoder.encode(rendered, mode)
+        suffix, kept = encoded.ids, len(parent)
+        if shared and int(suffix[0]) == int(parent[-1]):
+            suffix = suffix[1:]
+        else:
+            kept -= shared
+            self._edge(np.concatenate((parent[kept - 1 : kept], *inserted))[-1], suffix[0], turn, appended[0])
+        joined = np.concatenate((parent[:0], *inserted))
+        return Append(parent, kept, len(parent) - kept, joined, suffix, encoded, turn.length - 1)
 
-    def _ending(self, turn: Turn, truncation: Truncation) -> list[Ids]:
-        """What ends a turn whose ids end without a stop token: a stop token, after closers where it was cut."""
-        stop = np.array(self._stop_ids[:1], dtype=np.int32)
+    def _ended(self, ids: Ids) -> tuple[bool, bool]:
+        """Whether ids end a turn, whatever the engine's finish reason; and whether the glue stands there already."""
+        if int(ids[-1]) in self._stop_ids:
+            return True, False
+        size = len(self._glue)
+        stops = 0 < size < len(ids) and int(ids[-size - 1]) in self._stop_ids
+        glued = stops and np.array_equal(ids[-size:], self._glue)
+        return glued, glued
+
+    def _ending(self, turn: Turn, kwargs: Mapping[str, Any], truncation: Truncation) -> Ids:
+        """What ends a turn whose ids end without a stop token: a stop token, after closers where it was cut.
+
+        A stop token that is the next message's opener is not among it: the suffix begins with its own.
+        """
+        stop = "" if self._stop_ids[0] in self._shared_ids else self._boundary.stop[0]
         if turn.finish_reason != "length":
-            return [stop]
+            return self._printed(stop)
         if truncation == "refuse":
             raise TruncatedTurnError(
                 f"message {turn.length - 1} (assistant) was cut by length after {turn.sampled} sampled ids, so its turn "
@@ -165,15 +165,75 @@ class Joiner:
                 index=turn.length - 1,
                 role="assistant",
             )
+        if not self._boundary.closers:
+            raise AppendError(
+                f"message {turn.length - 1} (assistant) was cut by length, and {self._family} declares no closers for a "
+                "turn that was cut; sample it again with more room, or end the session here",
+                index=turn.length - 1,
+                role="assistant",
+            )
+        return self._printed(self._boundary.closers[self._state(turn, kwargs)] + stop)
+
+    def _state(self, turn: Turn, kwargs: Mapping[str, Any]) -> Literal["reasoning", "content", "call"]:
+        """Where a turn was cut: in the block that its generation header or its text opened and nothing closed.
+
+        The header is that of a synthetic prompt. A block's text may spell the other block's marks, a mark that is itself
+        cut counts as not there, and one that is a control token counts where its id was sampled, not where it is spelt.
+        """
+        header = self._renderer.render((_BASE_USER,), tools=(), kwargs=kwargs)
+        text = header.text[header.spans[-1].start :] + self._sampled_text(turn.ids[len(turn.ids) - turn.sampled :])
+        marks, place = self._boundary.marks, 0
+        while True:
+            found = [
+                (at, name, opener, closer)
+                for name, (opener, closer) in marks.items()
+                if (at := text.find(opener, place)) >= 0
+            ]
+            if not found:
+                return "content"
+            at, name, opener, closer = min(found)
+            end = text.find(closer, at + len(opener))
+            if end < 0:
+                return name
+            place = end + len(closer)
+
+    def _sampled_text(self, ids: Ids) -> str:
+        """Text of sampled ids, with every mark that is a control token taken out of what was sampled as plain text."""
+        encoder = self._encoder
+        controls = [
+            mark for pair in self._boundary.marks.values() for mark in pair if encoder.token_id(mark) is not None
+        ]
+        edges = np.flatnonzero(np.isin(ids, [encoder.token_id(mark) for mark in controls])).tolist()
+        made, place = [], 0
+        for edge in (*edges, len(ids)):
+            plain = encoder.decode(ids[place:edge])
+            for mark in controls:
+                plain = plain.replace(mark, "")
+            made += [plain, encoder.decode(ids[edge : edge + 1])]
+            place = edge + 1
+        return "".join(made)
+
+    def _printed(self, text: str) -> Ids:
+        """Ids of what the template would have printed: control tokens become theirs."""
+        spans = (Span(0, len(text), "template", 0, "assistant"),) if text else ()
+        return self._encoder.encode(Rendered(text, spans)).ids
+
+    def _edge(self, left: int, right: int, turn: Turn, first: Message) -> None:
+        """Text is cut at control tokens only, so one must stand at the seam."""
+        if int(left) in self._encoder.added_ids or int(right) in self._encoder.added_ids:
+            return
+        decode = self._encoder.decode
         raise AppendError(
-            f"message {turn.length - 1} (assistant) was cut by length, and {self._family} declares no closers for a "
-            "turn that was cut",
-            index=turn.length - 1,
-            role="assistant",
+            f"the append to {self._family} after message {turn.length - 1} (assistant) begins with text (id {right}, "
+            f"{decode([right])!r}), and so does what stands before it end (id {left}, {decode([left])!r}): there is no "
+            "token edge to join at, and they would be encoded apart; the family must declare a control token there",
+            index=turn.length,
+            role=first.role,
         )
 
     def _opened(self, rendered: Rendered, role: str, index: int) -> None:
-        if not rendered.spans or rendered.spans[-1].source != "template":
+        closed = tuple(stop + self._boundary.glue for stop in self._boundary.stop)
+        if not rendered.spans or rendered.spans[-1].source != "template" or rendered.text.endswith(closed):
             raise TemplateError(
                 f"{self._family} opens no assistant turn after message {index} ({role}), although its declaration says "
                 "so; a prompt without a generation header is never sent",

@@ -94,7 +94,9 @@ class Codec:
         """Messages as this family's template takes them. Raises MessageError."""
         return normalise(messages, text_joiner=self.revision.text_joiner, after=after, start=start)
 
-    def decide(self, thinking: bool | None = None, chat_template_kwargs: Mapping[str, Any] | None = None) -> ThinkingDecision:
+    def decide(
+        self, thinking: bool | None = None, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> ThinkingDecision:
         """The thinking decision for these kwargs. Raises ThinkingError."""
         return resolve(self.loaded, session=session_kwargs(self.loaded, thinking, chat_template_kwargs))
 
@@ -139,14 +141,15 @@ class Codec:
         """
         appended = self.normalise(messages, after=turn.message, start=turn.length)
         gate.check_append(appended, append_roles or self.append_roles, self.family.name, turn.length)
-        append = self._joiner.join(
-            turn, appended, kwargs=self._kwargs(turn.decision), mode=mode, truncation=truncation
-        )
-        return append
+        return self._joiner.join(turn, appended, kwargs=self._kwargs(turn.decision), mode=mode, truncation=truncation)
 
     def compare(self, expected: Ids, actual: Ids, spans: Sequence[IdSpan] = ()) -> list[Mismatch]:
         """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's."""
         return self._comparator.compare(expected, actual, spans)
+
+    def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
+        """Where an assistant speaks in a sequence, as (start, end), by the family's delimiters alone."""
+        return self._comparator.assistant_runs(ids)
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
         """Text of ids, control tokens included. Raises EncodingError for an id that is none."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.families.family import Segments
 from tito_core.tokens.append import Ids
@@ -43,15 +45,13 @@ class Mismatch:
         return self.expected_text == self.actual_text
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    start: int
-    end: int
-    assistant: bool
-
-
 class Comparator:
-    """Compares sequences of one family under one vocabulary. Think tags never delimit."""
+    """Compares sequences of one family under one vocabulary.
+
+    Think tags never delimit. A run between two delimiters is split in two: what the template or an author printed, and
+    what an assistant said. Only a difference in the second is soft, and only where the model can have sampled it: an
+    assistant's message that the client put directly behind another one is prompt text, which `spans` tell.
+    """
 
     def __init__(self, segments: Segments, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -63,81 +63,91 @@ class Comparator:
     def compare(self, expected: Ids, actual: Ids, spans: Sequence[IdSpan] = ()) -> list[Mismatch]:
         """Every mismatch of `actual` against `expected`, int32 arrays; `spans` are the expected sequence's.
 
-        Where the delimiters differ the segments can't be matched, and that one mismatch is all that is reported.
+        Where the delimiters differ the segments can't be matched, and that one mismatch is all that is reported. Costs
+        what the sequences' lengths cost.
         """
         if np.array_equal(expected, actual):
             return []
         marks, other = self._marks(expected), self._marks(actual)
-        left, right = expected[marks], actual[other]
-        if not np.array_equal(left, right):
+        if not np.array_equal(expected[marks], actual[other]):
             return [self._structural(expected, actual, marks, other, spans)]
         found = []
-        for number, (one, two) in enumerate(
-            zip(self._segments(expected, marks), self._segments(actual, other), strict=False)
-        ):
-            run, sampled = expected[one.start : one.end], actual[two.start : two.end]
-            if np.array_equal(run, sampled):
+        for number, (one, two) in enumerate(zip(self._runs(expected, marks), self._runs(actual, other), strict=True)):
+            start, said, end = one
+            if np.array_equal(expected[start:end], actual[two.start : two.end]):
                 continue
-            kind: Kind = "assistant_text" if one.assistant and two.assistant else "non_assistant_text"
-            found.append(self._mismatch(kind, number, one.start, run, sampled, spans))
-        if not found:
-            found.append(self._mismatch("non_assistant_text", 0, 0, expected, actual, spans))
+            begins = two.said
+            if self._put(start, spans) or (end == len(expected) and said == end):
+                # A client's own message, or a generation header that nothing was sampled after.
+                said, begins = end, two.end
+            for kind, half, left, right in (
+                ("non_assistant_text", 0, (start, said), (two.start, begins)),
+                ("assistant_text", 1, (said, end), (begins, two.end)),
+            ):
+                run, sampled = expected[slice(*left)], actual[slice(*right)]
+                if not np.array_equal(run, sampled):
+                    found.append(self._mismatch(cast(Kind, kind), 2 * number + half, left[0], run, sampled, spans))
         return found
 
     def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
-        """The runs (start, end) of `ids` that are an assistant's."""
-        return [(run.start, run.end) for run in self._segments(ids, self._marks(ids)) if run.assistant]
+        """The runs (start, end) of `ids` that an assistant said."""
+        return [(run.said, run.end) for run in self._runs(ids, self._marks(ids)) if run.said < run.end]
 
-    def _marks(self, ids: Ids) -> Ids:
-        return np.flatnonzero(np.isin(ids, self._delimiters)).astype(np.int32)
+    def _marks(self, ids: Ids) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(np.isin(ids, self._delimiters))
 
-    def _segments(self, ids: Ids, marks: Ids) -> list[_Segment]:
-        """Two segments for each run between delimiters: what is not the assistant's, then what is."""
-        made: list[_Segment] = []
-        edges = [-1, *(int(mark) for mark in marks), len(ids)]
-        openers = np.flatnonzero(np.isin(ids, self._openers)) if len(self._openers) else self._openers
-        for before, after in zip(edges, edges[1:], strict=False):
-            start, opener = before + 1, after
-            previous = int(ids[before]) if before >= 0 else None
-            following = int(ids[after]) if after < len(ids) else None
+    def _runs(self, ids: Ids, marks: npt.NDArray[np.intp]) -> Iterator[_Run]:
+        openers = np.flatnonzero(np.isin(ids, self._openers)).tolist()
+        place = 0
+        edges = [-1, *marks.tolist(), len(ids)]
+        for before, end in pairwise(edges):
+            start = before + 1
+            while place < len(openers) and openers[place] < start:
+                place += 1
+            opener = openers[place] if place < len(openers) and openers[place] < end else None
+            previous = int(ids[before]) if before >= 0 else -1
             if previous in self._headers:
-                opener = start
+                yield _Run(start, start + 1 if opener == start else start, end)
+            elif previous in self._ends and opener is not None:
+                yield _Run(start, opener + 1, end)
             else:
-                place = int(np.searchsorted(openers, start))
-                if place < len(openers) and openers[place] < after:
-                    opener = int(openers[place])
-                elif previous in self._ends and following in self._ends:
-                    opener = start
-            made += (_Segment(start, opener, False), _Segment(opener, after, True))
-        return made
+                yield _Run(start, end, end)
+
+    def _put(self, start: int, spans: Sequence[IdSpan]) -> bool:
+        """Whether the run of the expected sequence that begins at `start` begins with an assistant's message, and the
+        delimiter before it ended another one."""
+        place = bisect_right(spans, start, key=_start) - 1
+        if place < 1:
+            return False
+        span, before = spans[place], spans[bisect_right(spans, start - 1, key=_start) - 1]
+        return span.role == before.role == "assistant" and span.index != before.index
 
     def _structural(
-        self, expected: Ids, actual: Ids, marks: Ids, other: Ids, spans: Sequence[IdSpan]
+        self,
+        expected: Ids,
+        actual: Ids,
+        marks: npt.NDArray[np.intp],
+        other: npt.NDArray[np.intp],
+        spans: Sequence[IdSpan],
     ) -> Mismatch:
         left, right = expected[marks], actual[other]
         shared = min(len(left), len(right))
         differing = np.flatnonzero(left[:shared] != right[:shared])
         number = int(differing[0]) if len(differing) else shared
-        same = Counter(left.tolist()) == Counter(right.tolist())
-        one = expected[int(marks[number]) :][:1] if number < len(left) else expected[:0]
-        two = actual[int(other[number]) :][:1] if number < len(right) else actual[:0]
         at = int(marks[number]) if number < len(left) else len(expected)
-        kind: Kind = "special_token_type" if same or len(left) == len(right) else "special_token_count"
-        return self._mismatch(kind, 2 * number, at, one, two, spans)
+        there = int(other[number]) if number < len(right) else len(actual)
+        kind: Kind = "special_token_type" if len(left) == len(right) else "special_token_count"
+        return self._mismatch(kind, 2 * number, at, expected[at : at + 1], actual[there : there + 1], spans)
 
-    def _mismatch(
-        self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]
-    ) -> Mismatch:
+    def _mismatch(self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]) -> Mismatch:
         shared = min(len(run), len(other))
         differing = np.flatnonzero(run[:shared] != other[:shared])
         first = at + (int(differing[0]) if len(differing) else shared)
-        index = next((span.index for span in spans if span.start <= first < span.end), None)
-        if index is None and spans and first >= spans[-1].end:
-            index = spans[-1].index
+        place = bisect_right(spans, first, key=_start) - 1
         return Mismatch(
             kind,
             segment,
-            index,
+            spans[place].index if place >= 0 else None,
             first,
             tuple(run.tolist()),
             tuple(other.tolist()),
@@ -147,3 +157,15 @@ class Comparator:
 
     def _known(self, tokens: Sequence[str]) -> set[int]:
         return {found for token in tokens if (found := self._encoder.token_id(token)) is not None}
+
+
+class _Run(NamedTuple):
+    """Ids between two delimiters, `start` to `end`; an assistant said those from `said` on."""
+
+    start: int
+    said: int
+    end: int
+
+
+def _start(span: IdSpan) -> int:
+    return span.start

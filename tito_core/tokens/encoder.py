@@ -70,25 +70,22 @@ class _Added(NamedTuple):
     context: str | None
 
 
-class _Piece(NamedTuple):
-    """Characters `start` to `end` of a prompt, encoded as ids `first` to `last`; a control token where `control`."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-    control: bool
+_Cut = tuple[int, int, Ids | None]
+"""Characters `start` to `end` of a prompt, and the id where they are a structural control token."""
 
 
 class Encoded:
     """A prompt's ids (int32, C-contiguous, one dimension) and where they came from."""
 
-    __slots__ = ("_encoder", "_pieces", "_rendered", "_spans", "ids")
+    __slots__ = ("_counts", "_cuts", "_encoder", "_rendered", "_spans", "ids")
 
-    def __init__(self, ids: Ids, rendered: Rendered, pieces: Sequence[_Piece], encoder: Encoder) -> None:
+    def __init__(
+        self, ids: Ids, rendered: Rendered, cuts: Sequence[_Cut], counts: Sequence[int], encoder: Encoder
+    ) -> None:
         self.ids = ids
         self._rendered = rendered
-        self._pieces = pieces
+        self._cuts = cuts
+        self._counts = counts
         self._encoder = encoder
         self._spans: tuple[IdSpan, ...] | None = None
 
@@ -115,23 +112,24 @@ class Encoded:
 
     def _first_ids(self, edges: Sequence[int]) -> Iterator[int]:
         """For each edge, ascending character positions, how many ids start before it."""
-        pieces, place, starts = self._pieces, 0, None
+        first = place = 0
+        starts: npt.NDArray[np.int64] | None = None
         for edge in edges:
-            while place < len(pieces) and pieces[place].end <= edge:
-                place, starts = place + 1, None
-            if place == len(pieces):
-                yield len(self.ids)
+            while place < len(self._cuts) and self._cuts[place][1] <= edge:
+                first, place, starts = first + self._counts[place], place + 1, None
+            if place == len(self._cuts):
+                yield first
                 continue
-            piece = pieces[place]
-            if edge <= piece.start:
-                yield piece.first
-            elif piece.control:
-                yield piece.last
+            start, end, control = self._cuts[place]
+            if edge <= start:
+                yield first
+            elif control is not None:
+                yield first + 1
             else:
                 if starts is None:
-                    text = self._rendered.text[piece.start : piece.end]
-                    starts = self._encoder._starts(text, self.ids[piece.first : piece.last])
-                yield piece.first + int(np.searchsorted(starts, edge - piece.start))
+                    ids = self.ids[first : first + self._counts[place]]
+                    starts = self._encoder._starts(self._rendered.text[start:end], ids)
+                yield first + int(np.searchsorted(starts, edge - start))
 
 
 class Encoder:
@@ -223,6 +221,11 @@ class Encoder:
         token = self._added.get(text)
         return None if token is None else token.id
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The `tokenizers` object itself, without a post-processor: none of this file's encoding."""
+        return self._engine
+
     def encode(self, rendered: Rendered, mode: Mode = "literal") -> Encoded:
         """A prompt's ids. Raises EncodingError, with the message's index and role where one is to blame."""
         text, spans = rendered
@@ -233,49 +236,27 @@ class Encoder:
             place = span.end
         if place != len(text):
             raise EncodingError(f"the spans of a rendered text end at character {place} of {len(text)}")
-        if mode == "engine":
-            return self._encode_as_engine(rendered)
-        if mode == "reject":
-            self._refuse_control_text(rendered)
-        elif mode != "literal":
-            raise EncodingError(f"no encoding mode is named {mode!r}; choose literal, reject or engine")
-
-        cuts: list[tuple[int, int, Ids]] = []
-        for start, end in _runs(spans, "template"):
-            for first, last, control in self._structure(text[start:end]):
-                cuts.append((start + first, start + last, control))
-        texts: list[str] = []
-        bounds: list[tuple[int, int, Ids | None]] = []
-        place = 0
-        for start, end, control in cuts:
-            if place < start:
-                texts.append(text[place:start])
-                bounds.append((place, start, None))
-            bounds.append((start, end, control))
-            place = end
-        if place < len(text):
-            texts.append(text[place:])
-            bounds.append((place, len(text), None))
         try:
-            encoded = iter(self._encode_texts(texts))
-        except _LoneSurrogate as fault:
-            raise _surrogate_error(rendered) from fault
-        arrays: list[Ids] = []
-        pieces: list[_Piece] = []
-        count = 0
-        for start, end, control in bounds:
-            array: Ids = next(encoded) if control is None else control
-            arrays.append(array)
-            pieces.append(_Piece(start, end, count, count := count + len(array), control is not None))
+            if mode == "engine":
+                return self._encode_as_engine(rendered)
+            if mode == "reject":
+                self._refuse_control_text(rendered)
+            elif mode != "literal":
+                raise EncodingError(f"no encoding mode is named {mode!r}; choose literal, reject or engine")
+            cuts = list(self._cuts(rendered))
+            encoded = iter(self._encode_texts([text[start:end] for start, end, control in cuts if control is None]))
+        except UnicodeEncodeError as cause:
+            raise _surrogate_error(rendered) from cause
+        arrays = [next(encoded) if control is None else control for _, _, control in cuts]
         ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-        return Encoded(ids, rendered, pieces, self)
+        return Encoded(ids, rendered, cuts, list(map(len, arrays)), self)
 
     def encode_text(self, text: str) -> Ids:
         """Plain text's ids (int32). No added token is ever produced. Raises EncodingError for a lone surrogate."""
         try:
-            return self._encode_texts([text])[0] if text else np.empty(0, np.int32)
-        except _LoneSurrogate as fault:
-            raise _surrogate_error(Rendered(text, ())) from fault
+            return self._encode_texts([text])[0].copy() if text else np.empty(0, np.int32)
+        except UnicodeEncodeError as cause:
+            raise _surrogate_error(Rendered(text, ())) from cause
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
         """The text of ids, added tokens included; bytes that are not UTF-8 become U+FFFD. Raises for an unknown id."""
@@ -314,6 +295,18 @@ class Encoder:
             id=number,
             place=place,
         )
+
+    def _cuts(self, rendered: Rendered) -> Iterator[_Cut]:
+        """The text cut at structural control tokens."""
+        text, place = rendered.text, 0
+        for start, end in _runs(rendered.spans, "template"):
+            for first, last, control in self._structure(text[start:end]):
+                if place < start + first:
+                    yield place, start + first, None
+                place = start + last
+                yield start + first, place, control
+        if place < len(text):
+            yield place, len(text), None
 
     def _structure(self, run: str) -> tuple[tuple[int, int, Ids], ...]:
         """Where control tokens stand in a run of template text: start and end in it, and the id as an array."""
@@ -373,18 +366,20 @@ class Encoder:
         )
 
     def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each plain text, by the fast path where there is one."""
-        fast, given = self._tiktoken, texts
-        if fast is None:
-            return [self._slow(text) for text in texts]
+        """The ids of each plain text, by the fast path where there is one. Raises UnicodeEncodeError."""
+        fast = None if self._tiktoken is None else self._fast(self._tiktoken, texts)
+        return [self._slow(text) for text in texts] if fast is None else fast
+
+    def _fast(self, encoding: tiktoken.Encoding, texts: Sequence[str]) -> list[Ids] | None:
+        """By `tiktoken`; None where it leaves text out, as it does what its expression does not match."""
         if self._normalizer == "nfc":
             texts = [text if text.isascii() else _nfc(text) for text in texts]
         encoded: list[Ids] = []
         for text in texts:
             try:
-                ids: Ids = fast.encode_to_numpy(text, disallowed_special=()).view(np.int32)
-            except UnicodeEncodeError as cause:
-                raise _LoneSurrogate from cause
+                ids: Ids = encoding.encode_to_numpy(text, disallowed_special=()).view(np.int32)
+            except UnicodeEncodeError:
+                raise
             except ValueError:  # the expression's backtracking limit: 1,000,000 spaces reach it
                 ids = self._slow(text)
             except BaseException as cause:
@@ -395,37 +390,30 @@ class Encoder:
                 if self._id_of_rank is not None:
                     ids = self._id_of_rank[ids]
             encoded.append(ids)
-        # `tiktoken` leaves out what its expression does not match; `tokenizers` keeps it.
-        if sum(map(_size, texts)) != sum(int(self._lengths[ids].sum()) for ids in encoded):
-            return [self._slow(text) for text in given]
-        return encoded
+        whole = not encoded or sum(map(_size, texts)) == int(self._lengths[np.concatenate(encoded)].sum())
+        return encoded if whole else None
 
     def _slow(self, text: str) -> Ids:
-        try:
-            ids = np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
-        except UnicodeEncodeError as cause:
-            raise _LoneSurrogate from cause
-        if self._normalizer != "other":
-            size = _size(text if self._normalizer == "none" else _nfc(text))
-            if int(self._lengths[ids].sum()) != size:
-                raise EncodingError(
-                    f"the vocabulary (sha256 {self.sha256[:8]}) has no entry for part of the text {text[:40]!r}; use "
-                    "one that has all 256 bytes"
-                )
+        """By `tokenizers`. Raises EncodingError where it leaves text out for want of an entry."""
+        size = _size(_nfc(text) if self._normalizer == "nfc" else text)
+        ids = np.array(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+        if self._normalizer != "other" and int(self._lengths[ids].sum()) != size:
+            raise EncodingError(
+                f"the vocabulary (sha256 {self.sha256[:8]}) has no entry for part of the text {text[:40]!r}; use one "
+                "that has all 256 bytes"
+            )
         return ids
 
     def _encode_as_engine(self, rendered: Rendered) -> Encoded:
-        try:
-            ids = np.array(self._engine.encode(rendered.text, add_special_tokens=False).ids, np.int32)
-        except UnicodeEncodeError as cause:
-            raise _surrogate_error(rendered) from cause
-        piece = _Piece(0, len(rendered.text), 0, len(ids), False)
-        return Encoded(ids, rendered, [piece], self)
+        _size(rendered.text)
+        ids = np.array(self._engine.encode(rendered.text, add_special_tokens=False).ids, np.int32)
+        return Encoded(ids, rendered, [(0, len(rendered.text), None)], [len(ids)], self)
 
     def _starts(self, text: str, ids: Ids) -> npt.NDArray[np.int64]:
         """The character of `text` in which each of its ids starts."""
-        lengths = self._lengths[ids]
-        if int(lengths.sum()) == len(data := text.encode()):
+        unchanged = self._normalizer == "none" or (self._normalizer == "nfc" and _nfc(text) == text)
+        lengths, data = self._lengths[ids], text.encode()
+        if unchanged and int(lengths.sum()) == len(data):
             starts = np.cumsum(lengths) - lengths
             if len(data) == len(text):
                 return starts
@@ -449,21 +437,18 @@ class Encoder:
         if isinstance(ranks, str):
             return ranks
         try:
-            self._tiktoken = tiktoken.Encoding(
+            encoding = tiktoken.Encoding(
                 self.sha256[:8], pat_str=pattern, mergeable_ranks=ranks.of_bytes, special_tokens={}
             )
         except ValueError as cause:
             return f"its split pattern can't be compiled: {cause}"
         self._id_of_rank = ranks.ids
         for text in _sample():
-            if not np.array_equal(self._encode_texts([text])[0], self._slow(text)):
-                self._tiktoken = None
+            fast = self._fast(encoding, [text])
+            if fast is None or not np.array_equal(fast[0], self._slow(text)):
                 return f"the split pattern splits other than its pre-tokenizer: the ids of {text[:40]!r} differ"
+        self._tiktoken = encoding
         return None
-
-
-class _LoneSurrogate(Exception):
-    """Text that has no UTF-8 form."""
 
 
 class _Merges(NamedTuple):
@@ -659,7 +644,7 @@ def _split_pattern(declared: Mapping[str, Any]) -> str | None:
 
 
 def _size(text: str) -> int:
-    """The number of UTF-8 bytes."""
+    """The number of UTF-8 bytes. Raises UnicodeEncodeError for a lone surrogate."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -668,10 +653,7 @@ _NFC: Final = normalizers.NFC()
 
 def _nfc(text: str) -> str:
     # By `tokenizers`, not unicodedata: the two may know different versions of Unicode.
-    try:
-        return _NFC.normalize_str(text)
-    except UnicodeEncodeError as cause:
-        raise _LoneSurrogate from cause
+    return _NFC.normalize_str(text)
 
 
 def _runs(spans: Sequence[Span], source: Source) -> Iterator[tuple[int, int]]:
@@ -746,13 +728,13 @@ def _converted(path: Path) -> bytes:
 def _sample() -> list[str]:
     """Texts in which two ways to split would differ: each kind of character beside each other kind."""
     kinds = (
-        "a", "Word", "don't", "I'LL'Ve", "'ſ", "naïve", "e\u0301", "\u0301", "Ωμέγα", "привет", "שלום", "مرحبا",
-        "हिन्दी", "ไทย", "한국어", "\u1112\u1161\u11ab", "中文", "龥", "鿿", "〇", "ひらがな", "カタカナ", "・", "゛",
-        "ー", "\u3099", "、。", "「」", "0", "12", "1234567", "٣", "Ⅷ", "½", "²", " ", "  ", "   ", "\t", "\n", "\n\n",
-        "\r\n", "\r", " \n ", "\u00a0", "\u3000", "\u200b", "\u200d", "\u2028", "\u0085", "\x00", "\x1f", "\x7f",
-        "\ufeff", "\ue000", "\U000f0000", "\ufffd", "\u0378", "!", "?!", "...", "_", "$", "€", "+", "<", ">", "</a>", '{"', "'",
-        "''", "’s", "//", "-", "—", "|", "｜", "▁", "Ġ", "👩\u200d👩\u200d👧", "🇩🇪", "👍🏽", "\ufe0f", "𝒳", "𐍈", "ﬁ",
-        "\u212b", "A\u030a", "\u212a",
+        "a", "Word", "don't", "I'LL'Ve", "'ſ", "naïve", "e\u0301", "\u0301", "Ωμέγα", "привет",
+        "שלום", "مرحبا", "हिन्दी", "ไทย", "한국어", "\u1112\u1161\u11ab", "中文", "龥", "鿿", "〇", "ひらがな",
+        "カタカナ", "・", "゛", "ー", "\u3099", "、。", "「」", "0", "12", "1234567", "٣", "Ⅷ", "½", "²",
+        " ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", "\r", " \n ", "\u00a0", "\u3000", "\u200b", "\u200d",
+        "\u2028", "\u0085", "\x00", "\x1f", "\x7f", "\ufeff", "\ue000", "\U000f0000", "\ufffd", "\u0378", "!",
+        "?!", "...", "_", "$", "€", "+", "<", ">", "</a>", '{"', "'", "''", "’s", "//", "-", "—", "|", "｜",
+        "▁", "Ġ", "👩\u200d👩\u200d👧", "🇩🇪", "👍🏽", "\ufe0f", "𝒳", "𐍈", "ﬁ", "\u212b", "A\u030a", "\u212a",
     )  # fmt: skip
     draw = random.Random(20250101)
     mixed = ["".join(draw.choices(kinds, k=24)) for _ in range(48)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,11 @@ class Bench:
     seed: int
     _last: tuple[Conversation, list[Step]] | None = field(default=None, repr=False)
 
+    @cached_property
+    def controls(self) -> tuple[str, ...]:
+        """The text of every added token of the vocabulary."""
+        return tuple(self.codec.decode([one]) for one in sorted(self.codec.encoder.added_ids))
+
     def encode(self, text: str) -> Ids:
         """Ids of a text as an engine encodes it, int32."""
         return np.array(self.codec.encoder.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -116,9 +122,7 @@ class Bench:
         return steps
 
 
-def stored(
-    codec: Codec, append: Append, completion: Completion, decision: ThinkingDecision, length: int
-) -> StoredTurn:
+def stored(codec: Codec, append: Append, completion: Completion, decision: ThinkingDecision, length: int) -> StoredTurn:
     assert completion.message is not None
     return StoredTurn(
         ids=np.concatenate((append.ids, np.asarray(completion.ids))),

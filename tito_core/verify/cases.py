@@ -21,9 +21,13 @@ _TEXTS: Final = (
     "def f(x):\n    return x\n", "  indented", "!?…", "Ω≈ç√", "a" * 40, "<result>x</result>", "null", "None", "\ufffd", "ﬁ",
 )  # fmt: skip
 _NAMES: Final = ("f", "get_weather", "read_file", "run", "naïve", "a.b-c")
-_VALUES: Final = ("0", "", "naïve ☕", "a\nb", 0, 1, -7, 1.0, 2.5, True, False, None, [], [1, "two", None], {"k": {"z": 1, "a": "é"}}, 10**20)  # fmt: skip
+_VALUES: Final[tuple[Any, ...]] = (
+    "0", "", "naïve ☕", "a\nb", 0, 1, -7, 1.0, 2.5, True, False, None, [], [1, "two", None], {"k": {"z": 1, "a": "é"}}, 10**20,
+)  # fmt: skip
 
-text = st.one_of(st.sampled_from(_TEXTS), st.text(st.characters(codec="utf-8", exclude_characters="<|｜▁"), max_size=12))
+text = st.one_of(
+    st.sampled_from(_TEXTS), st.text(st.characters(codec="utf-8", exclude_characters="<|｜▁"), max_size=12)
+)
 _value = st.sampled_from(_VALUES)
 _arguments = st.dictionaries(st.sampled_from(("path", "q", "日本", "z", "a")), _value, max_size=3)
 
@@ -60,9 +64,7 @@ class Conversation:
 
 
 def _said(message: dict[str, Any]) -> str:
-    calls = [
-        f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()
-    ]
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
     parts = [json.dumps(message["content"], ensure_ascii=False)] if message["content"] or not calls else []
     if message.get("reasoning_content"):
         parts.insert(0, f"thinks {json.dumps(message['reasoning_content'], ensure_ascii=False)}")
@@ -79,7 +81,7 @@ def conversations(
     @st.composite
     def drawn(draw: Draw) -> Conversation:
         thinking = draw(st.sampled_from(family.thinking.modes))
-        tools = draw(_tools) if "tool" in roles.roles else ()
+        tools = draw(_tools()) if "tool" in roles.roles else ()
         counter = [0]
         prompt = draw(_prompts(roles, contents, tools, thinking, counter))
         rounds = []

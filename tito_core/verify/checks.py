@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import EncodingError, SessionError, ThinkingError, TitoError
+from tito_core.errors import EncodingError, ThinkingError, TitoError
 from tito_core.families.family import APPEND_ROLES
-from tito_core.prompts.messages import Message
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, StoredTurn, same_ids, stored
 from tito_core.verify.cases import Conversation
@@ -80,7 +79,7 @@ def thinking(bench: Bench) -> int:
     codec, declared = bench.codec, bench.codec.family.thinking
     messages = [{"role": "user", "content": "0"}]
     prompts = {mode: codec.prompt(messages, decision=codec.decide(mode)).ids for mode in declared.modes}
-    if len(prompts) == 2 and np.array_equal(*prompts.values()):
+    if len(prompts) == 2 and np.array_equal(prompts[True], prompts[False]):
         raise Broken("prompts with thinking on and off are the same")
     tried = 0
     names = {alias: {mode: mode for mode in declared.modes} for alias in declared.aliases}
@@ -93,36 +92,37 @@ def thinking(bench: Bench) -> int:
         for word, mode in words.items()
         if mode in declared.modes
     ]
-    asked += [({}, declared.default), ({alias: None for alias in declared.aliases}, declared.default)]
+    asked += [({}, declared.default), (dict.fromkeys(declared.aliases), declared.default)]
     other = next((mode for mode in declared.modes if mode != declared.default), declared.default)
     for kwargs, mode in asked:
-        for layer, request, session in (
+        layers: tuple[tuple[str, dict[str, Any] | None, dict[str, Any] | None], ...] = (
             ("session", None, kwargs),
             ("request", kwargs, None),
-            ("request over session", kwargs, {declared.aliases[-1]: other if not mode == other else declared.default}),
-        ):
+            ("request over session", kwargs, {declared.aliases[-1]: declared.default if mode == other else other}),
+        )
+        for layer, asked_for, opened_with in layers:
             if layer == "request over session" and all(value is None for value in kwargs.values()):
                 continue
             tried += 1
-            made = codec.session(chat_template_kwargs=session).prepare(messages, chat_template_kwargs=request)
+            made = codec.session(chat_template_kwargs=opened_with).prepare(messages, chat_template_kwargs=asked_for)
             told = made.engine_kwargs.get("chat_template_kwargs")
-            if told is None or told.get(declared.forward_as) is not mode or set(told) & set(declared.aliases) != {
-                declared.forward_as
-            }:
+            if (
+                told is None
+                or told.get(declared.forward_as) is not mode
+                or set(told) & set(declared.aliases) != {declared.forward_as}
+            ):
                 raise Broken(
                     f"{layer} chat_template_kwargs {kwargs} mean thinking {mode}; the engine is told {told}, and reads "
                     f"{declared.forward_as!r} alone"
                 )
             same_ids(bench, prompts[mode], made.ids, f"{layer} chat_template_kwargs {kwargs} render another mode")
-    for kwargs, why in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({declared.forward_as: "true"}, "a string for a boolean"),
         ({"no_such_kwarg": True}, "an unknown name"),
-        *(
-            ({declared.aliases[0]: True, alias: False}, "both on and off")
-            for alias in declared.aliases[1:]
-        ),
+        *(({declared.aliases[0]: True, alias: False}, "both on and off") for alias in declared.aliases[1:]),
         *(({key: not value}, "the contrary of a fixed kwarg") for key, value in codec.family.fixed_kwargs.items()),
-    ):
+    ]
+    for kwargs, why in refused:
         tried += 1
         try:
             codec.session().prepare(messages, chat_template_kwargs=kwargs)
@@ -179,7 +179,8 @@ def _gate(bench: Bench, turn: StoredTurn, roles: tuple[str, ...], allowed: bool)
         {"role": role, "content": mark, **({"tool_call_id": "c0"} if role == "tool" else {})}
         for role, mark in zip(roles, marks, strict=True)
     ]
-    said = f"the append {', '.join(roles)} after an assistant turn {'with' if turn.message.tool_calls else 'without'} calls"
+    calling = "with" if turn.message.tool_calls else "without"
+    said = f"the append {', '.join(roles)} after an assistant turn {calling} calls"
     try:
         append = bench.codec.append(turn, messages, append_roles=bench.roles)
     except TitoError as cause:
@@ -284,7 +285,7 @@ def schema(bench: Bench, conversation: Conversation) -> int:
     text = bench.text(conversation, conversation.prompt, step.decision)
     for tool in conversation.tools:
         function = dict(tool["function"])
-        function.setdefault("description", None) if "description" not in function else None
+        function.setdefault("description", None)
         function.setdefault("parameters", None)
         expected = json.dumps(function, ensure_ascii=False)
         if expected not in text:
@@ -324,8 +325,7 @@ def results(bench: Bench, conversation: Conversation) -> int:
 def control(bench: Bench, conversation: Conversation) -> int:
     """Control text that a user or a tool wrote gives ordinary ids, and is found where it is to be rejected."""
     codec = bench.codec
-    tokens = codec.encoder.added_tokens
-    chosen = tokens[conversation.rounds[0].seed % len(tokens)]
+    chosen = bench.controls[conversation.rounds[0].seed % len(bench.controls)]
     decision = codec.decide(conversation.thinking)
     spiked = _spiked(conversation, chosen)
     rendered = codec.render(spiked.messages(), tools=spiked.tools, decision=decision)
@@ -335,7 +335,10 @@ def control(bench: Bench, conversation: Conversation) -> int:
     ).ids
     added = np.array(sorted(codec.encoder.added_ids), dtype=np.int32)
     same_ids(
-        bench, plain[np.isin(plain, added)], ids[np.isin(ids, added)], f"the text {chosen!r} in contents became a control token"
+        bench,
+        plain[np.isin(plain, added)],
+        ids[np.isin(ids, added)],
+        f"the text {chosen!r} in contents became a control token",
     )
     if codec.decode(ids) != rendered.text:
         raise Broken(f"with {chosen!r} in contents the ids no longer decode to the prompt's text")

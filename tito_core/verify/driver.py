@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,14 +15,17 @@ from tito_core.errors import TitoError
 from tito_core.families.family import AppendRoles
 from tito_core.prompts.messages import Message
 from tito_core.sessions.session import Session
-from tito_core.tokens.compare import FAULTS, KINDS
+from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken
 
 __all__ = ["Drive", "actions", "drive"]
 
 TURNS: Final = 6
 TOOLS: Final = (
-    {"type": "function", "function": {"name": "read_file", "description": "reads 📄", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {"name": "read_file", "description": "reads 📄", "parameters": {"type": "object"}},
+    },
     {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}},
 )
 _SAID: Final = ("0", "", "go on", "naïve ☕\n", "你好", "  two lines\nhere ", '{"ok": true}', "👩‍👩‍👧", "\r\n", "١٢٣")
@@ -150,7 +152,12 @@ def _take_back(session: Session, messages: list[dict[str, Any]], how: str) -> bo
 
 
 def _append(
-    rng: random.Random, messages: list[dict[str, Any]], last: Message, schedule: tuple[str, ...], done: Drive, asked: int
+    rng: random.Random,
+    messages: list[dict[str, Any]],
+    last: Message,
+    schedule: tuple[str, ...],
+    done: Drive,
+    asked: int,
 ) -> None:
     if last.tool_calls:
         results = [
@@ -159,13 +166,13 @@ def _append(
         ]
         rng.shuffle(results)
         messages += results
-        name = rng.choice([name for name in ("tool_results", "tool_results_then_user") if name in schedule])
+        name = rng.choice([name for name in schedule if name.startswith("tool_results")])
         if len(results) > 1:
             done.actions["parallel_results"] += 1
         if name == "tool_results_then_user":
             messages.append({"role": "user", "content": _said(rng)})
     else:
-        name = rng.choice([name for name in ("user", "system_then_user", "assistant_then_user") if name in schedule])
+        name = rng.choice([name for name in schedule if name in ("user", "system_then_user", "assistant_then_user")])
         if name == "system_then_user":
             messages.append({"role": "system", "content": f"{asked}000 ids left"})
         if name == "assistant_then_user":
@@ -181,7 +188,11 @@ def _wire(message: Message) -> dict[str, Any]:
         sent["reasoning"] = message.reasoning
     if message.tool_calls:
         sent["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
             for call in message.tool_calls
         ]
     return sent

@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import hypothesis
@@ -14,7 +15,6 @@ from hypothesis import HealthCheck, Phase, Verbosity
 
 from tito_core.errors import TitoError
 from tito_core.families.registry import Registry, default_registry
-from tito_core.tokens.codec import Codec
 from tito_core.tokens.compare import KINDS
 from tito_core.verify.bench import Bench, Broken
 from tito_core.verify.cases import Conversation, conversations
@@ -126,9 +126,9 @@ class _Tally:
         for check in CHECKS:
             if check.once is not None:
                 try:
-                    self.conversations[check.name] += _guarded(lambda check=check: check.once(bench))
-                except Broken as cause:
-                    broken[check.name] = (None, cause)
+                    self.conversations[check.name] += _guarded(partial(check.once, bench))
+                except Broken as found:
+                    broken[check.name] = (None, found)
         done = 0
 
         def examine(conversation: Conversation) -> None:
@@ -139,9 +139,9 @@ class _Tally:
                 if check.each is None or check.name in broken:
                     continue
                 try:
-                    tokens = _guarded(lambda check=check: check.each(bench, conversation))
-                except Broken as cause:
-                    broken[check.name] = (conversation, cause)
+                    tokens = _guarded(partial(check.each, bench, conversation))
+                except Broken as found:
+                    broken[check.name] = (conversation, found)
                     continue
                 if tokens:
                     self.conversations[check.name] += 1
@@ -203,9 +203,7 @@ def _guarded(check: Callable[[], int]) -> int:
         ) from cause
 
 
-def _generate(
-    bench: Bench, examine: Callable[[Conversation], None], examples: int, phases: tuple[Phase, ...]
-) -> None:
+def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: int, phases: tuple[Phase, ...]) -> None:
     @hypothesis.seed(bench.seed)
     @hypothesis.settings(
         max_examples=examples,
@@ -238,7 +236,7 @@ def _smallest(
         if time.monotonic() > until:
             return
         try:
-            _guarded(lambda: each(bench, candidate))
+            _guarded(partial(each, bench, candidate))
         except Broken as found:
             if _size(candidate) <= _size(best[0]):
                 best = (candidate, found)

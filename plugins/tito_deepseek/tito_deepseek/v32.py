@@ -14,12 +14,12 @@ from tito_core import (
     Vocabulary,
     hookimpl,
 )
-
 from tito_deepseek.vocabulary import SPLIT_PATTERN
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 THINK, UNTHINK = "<think>", "</think>"
+CALL, UNCALL = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 
 VOCABULARIES = (
     Vocabulary(
@@ -65,7 +65,11 @@ def tito_family() -> Family:
             default=True,
             words={"thinking_mode": {"thinking": True, "chat": False}},
         ),
-        boundary=Boundary(stop=(EOS,)),
+        boundary=Boundary(
+            stop=(EOS,),
+            closers={"reasoning": UNTHINK, "content": "", "call": "\n" + UNCALL},
+            marks={"reasoning": (THINK, UNTHINK), "call": (CALL, UNCALL)},
+        ),
         segments=Segments(
             delimiters=(BOS, EOS, USER, ASSISTANT), headers=(ASSISTANT,), openers=(THINK, UNTHINK), ends=(EOS,)
         ),

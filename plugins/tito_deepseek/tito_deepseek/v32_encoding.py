@@ -29,7 +29,8 @@ TOOLS_OPEN: Final = """\
 
 ## Tools
 You have access to a set of tools you can use to answer the user's question.
-You can invoke functions by writing a "<｜DSML｜function_calls>" block like the following as part of your reply to the user:
+You can invoke functions by writing a "<｜DSML｜function_calls>" block like the following as part of \
+your reply to the user:
 <｜DSML｜function_calls>
 <｜DSML｜invoke name="$FUNCTION_NAME">
 <｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
@@ -55,9 +56,7 @@ Here are the functions available in JSONSchema format:
 <functions>
 """
 TOOLS_CLOSE: Final = "\n</functions>\n"
-RESPONSE_FORMAT: Final = (
-    "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
-)
+RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 DEVELOPER_TEXT: Final = "\n\n# The user's message is: "
 
 CALLS_OPEN: Final = '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="'
@@ -129,12 +128,12 @@ class V32Encoding:
                 asked, results = len(message.tool_calls), 0
                 if thinking and index > last_user:
                     if dropping and not (message.reasoning or message.tool_calls):
-                        raise TemplateError(
-                            f"message {index} (assistant) has neither reasoning nor tool calls, and no user message "
-                            "follows it; with thinking and drop_thinking the format has no print of it: send its "
-                            "reasoning, or render with drop_thinking=False",
-                            index=index,
-                            role=role,
+                        raise _refusal(
+                            index,
+                            role,
+                            "has neither reasoning nor tool calls, and no user message follows it; with thinking and "
+                            "drop_thinking the format has no print of it: send its reasoning, or render with "
+                            "drop_thinking=False",
                         )
                     parts.content(message.reasoning, index, role)
                     parts.template(ANSWER, index, role)
@@ -150,11 +149,11 @@ class V32Encoding:
                 shown = message.tools
                 if tools and index == 0:
                     if shown:
-                        raise TemplateError(
-                            "message 0 (system) carries tools, and the request carries tools too; they would be "
-                            "printed in one place: send them all with the request, or all in the message",
-                            index=index,
-                            role=role,
+                        raise _refusal(
+                            index,
+                            role,
+                            "carries tools, and the request carries tools too; they would be printed in one place: "
+                            "send them all with the request, or all in the message",
                         )
                     shown = tuple(tools)
                 _print_tools(parts, shown, index, role)
@@ -163,19 +162,18 @@ class V32Encoding:
                 continue
             elif role == "developer":
                 if not message.content:
-                    raise TemplateError(
-                        f"message {index} (developer) has no content; the format prints it as the user's message: "
-                        "send its text, or send tools and response_format in a system message",
-                        index=index,
-                        role=role,
+                    raise _refusal(
+                        index,
+                        role,
+                        "has no content; the format prints it as the user's message: send its text, or send tools and "
+                        "response_format in a system message",
                     )
                 if index < last_user:
-                    raise TemplateError(
-                        f"message {index} (developer) stands before the last user message, {last_user}; with thinking "
-                        "and drop_thinking the format can't print it: render with drop_thinking=False, or send a "
-                        "user message in its place",
-                        index=index,
-                        role=role,
+                    raise _refusal(
+                        index,
+                        role,
+                        f"stands before the last user's, message {last_user}; with thinking and drop_thinking the "
+                        "format can't print it: render with drop_thinking=False, or send a user message in its place",
                     )
                 parts.template(USER, index, role)
                 _print_tools(parts, message.tools, index, role)
@@ -184,11 +182,8 @@ class V32Encoding:
                 parts.content(message.content, index, role)
                 asked, results, close = 0, 0, ASSISTANT
             else:
-                raise TemplateError(
-                    f"message {index} has the role {role!r}, which the format does not know; it prints system, "
-                    "developer, user, assistant and tool messages",
-                    index=index,
-                    role=role,
+                raise _refusal(
+                    index, role, "has a role that the format does not know: system, developer, user, assistant or tool"
                 )
             opened = thinking and index >= last_user
             if answered and index + 1 < len(messages) and messages[index + 1].role != "assistant":
@@ -201,10 +196,10 @@ def _switches(kwargs: Mapping[str, Any]) -> tuple[bool, bool, bool]:
     known = {"thinking": None, "drop_thinking": False, "answered": False}
     if unknown := [key for key in kwargs if key not in known]:
         raise TemplateError(
-            f"{unknown[0]!r} is no kwarg of the V3.2 encoder, which takes {', '.join(known)}", key=unknown[0]
+            f"{unknown[0]!r} is no kwarg of the V3.2 encoder; it takes {', '.join(known)}", key=unknown[0]
         )
     if "thinking" not in kwargs:
-        raise TemplateError("the V3.2 encoder was not told the mode; pass thinking=True or thinking=False", key="thinking")
+        raise TemplateError("thinking is missing: tell the V3.2 encoder the mode, True or False", key="thinking")
     values = {**known, **kwargs}
     for key, value in values.items():
         if not isinstance(value, bool):
@@ -256,16 +251,16 @@ def _print_calls(parts: Parts, calls: Sequence[ToolCall], index: int, role: str)
     parts.template(closed + CALLS_CLOSE, index, role)
 
 
+def _refusal(index: int, role: str, why: str) -> TemplateError:
+    return TemplateError(f"message {index} ({role}) {why}", index=index, role=role)
+
+
 def _unasked(messages: Sequence[Message], index: int, asked: int) -> TemplateError:
     if asked:
         why = f"is one result too many: the assistant message before it made {asked} call(s)"
     elif index == 0:
         why = "is the first message"
     else:
-        before = index - 1
-        while before > 0 and messages[before].role == "tool":
-            before -= 1
-        why = f"answers no call: what stands before it is message {before} ({messages[before].role}), without tool calls"
-    return TemplateError(
-        f"message {index} (tool) {why}; keep a call and its results together", index=index, role="tool"
-    )
+        before = messages[index - 1].role
+        why = f"answers no call: the message before it is {before}" + ", without calls" * (before == "assistant")
+    return _refusal(index, "tool", f"{why}; keep a call and its results together")

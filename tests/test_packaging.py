@@ -1,0 +1,146 @@
+"""What a user installs: the wheels' contents, and the command in environments that hold nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import pythons
+
+pytestmark = [pytest.mark.slow, pytest.mark.installs]
+
+ROOT = pythons.ROOT
+PLUGIN = ROOT / "plugins" / "tito_deepseek"
+Tito = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def run(command: list[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """As a user's shell would: no source tree on the path, no terminal."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COVERAGE", "PYTEST"))}
+    return subprocess.run(
+        command, cwd=cwd, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def done(command: list[str | Path], cwd: Path) -> str:
+    finished = run(command, cwd)
+    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Both wheels, each from its own sdist, from copies: a stale `build/` beside the source would enter a wheel."""
+    home = tmp_path_factory.mktemp("wheels")
+    leavings = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", ".*", "plugins", "tests")
+    for name, source in (("core", ROOT), ("plugin", PLUGIN)):
+        shutil.copytree(source, home / name, ignore=leavings)
+        done([sys.executable, "-m", "build", "--outdir", home / "dist", home / name], home)
+    return {path.name.split("-")[0]: path for path in (home / "dist").glob("*.whl")}
+
+
+def contents(wheel: Path) -> tuple[set[str], set[str]]:
+    """Files of the package, and of the metadata less the directory's name."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    inside = {name for name in names if ".dist-info/" not in name}
+    return inside, {name.partition(".dist-info/")[2] for name in names} - {""}
+
+
+def metadata(wheel: Path, file: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith(f".dist-info/{file}"))).decode()
+
+
+def tree(package: Path) -> set[str]:
+    paths = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(package.parent)) for path in paths}
+
+
+def test_the_core_wheel_holds_the_core_and_nothing_else(wheels: dict[str, Path]) -> None:
+    package, about = contents(wheels["tito_core"])
+    assert package == tree(ROOT / "tito_core")
+    assert "tito_core/py.typed" in package
+    assert {"METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"} <= about
+    assert metadata(wheels["tito_core"], "entry_points.txt").split() == [
+        *("[console_scripts]", "tito", "=", "tito_core.cli.main:main")
+    ]
+
+
+def test_the_plugin_wheel_holds_the_plugin_with_its_vocabularies(wheels: dict[str, Path]) -> None:
+    package, about = contents(wheels["tito_deepseek"])
+    assert package == tree(PLUGIN / "tito_deepseek")
+    assert {"tito_deepseek/py.typed", "tito_deepseek/vocabularies/PROVENANCE"} <= package
+    assert len([name for name in package if name.startswith("tito_deepseek/vocabularies/")]) > 1
+    assert {"METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"} <= about
+    assert "licenses/tito_deepseek/vocabularies/PROVENANCE" in about
+    assert metadata(wheels["tito_deepseek"], "entry_points.txt").split() == [
+        *("[tito.families]", "deepseekv32", "=", "tito_deepseek.v32")
+    ]
+    requires = Parser().parsestr(metadata(wheels["tito_deepseek"], "METADATA")).get_all("Requires-Dist")
+    assert requires == ["tito-core<0.2,>=0.1"]
+
+
+def installed(home: Path, *wheels: Path) -> Tito:
+    """An empty environment with these wheels and what pip resolves for them; answers its `tito`."""
+    done([sys.executable, "-m", "venv", home / "venv"], home)
+    python = home / "venv" / "bin" / "python"
+    done([python, "-m", "pip", "install", "--quiet", *wheels], home)
+    done([python, "-m", "pip", "check"], home)
+    where = done([python, "-c", "import tito_core; print(tito_core.__file__)"], home).strip()
+    assert where.startswith(str(home))
+    return lambda *arguments: run([home / "venv" / "bin" / "tito", *arguments], home)
+
+
+@pytest.fixture(scope="module")
+def core_alone(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tito:
+    return installed(tmp_path_factory.mktemp("core"), wheels["tito_core"])
+
+
+@pytest.fixture(scope="module")
+def core_and_plugin(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tito:
+    return installed(tmp_path_factory.mktemp("both"), wheels["tito_core"], wheels["tito_deepseek"])
+
+
+def test_the_core_alone_explains_itself(core_alone: Tito) -> None:
+    finished = core_alone("--help")
+    assert finished.returncode == 0, finished.stderr
+    assert {"families", "show", "verify"} <= set(finished.stdout.split())
+
+
+def test_the_core_alone_says_that_no_family_is_installed_and_how_to_install_one(core_alone: Tito) -> None:
+    finished = core_alone("families")
+    assert finished.returncode == 0, finished.stderr
+    said = finished.stdout + finished.stderr
+    assert re.search(r"\bno (family|families|plugin)", said, re.IGNORECASE), said
+    assert "pip install" in said
+
+
+def test_the_core_alone_can_verify_nothing_and_says_so(core_alone: Tito) -> None:
+    finished = core_alone("verify", "--family", "deepseekv32")
+    assert finished.returncode == 3, finished.stdout + finished.stderr
+    assert "deepseekv32" in finished.stderr
+    assert "Traceback" not in finished.stdout + finished.stderr
+
+
+def test_core_and_plugin_list_the_family(core_and_plugin: Tito) -> None:
+    finished = core_and_plugin("families")
+    assert finished.returncode == 0, finished.stderr
+    assert re.search(r"deepseekv32\b.*\btito-deepseek\b.*\b0\.1\.0\b", finished.stdout), finished.stdout
+    shown = core_and_plugin("show", "deepseekv32")
+    assert shown.returncode == 0, shown.stderr
+    assert "deepseek-ai/DeepSeek-V3.2" in shown.stdout
+
+
+def test_core_and_plugin_do_the_main_job(core_and_plugin: Tito) -> None:
+    finished = core_and_plugin("verify", "--family", "deepseekv32", "--sessions", "4")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "FAIL" not in finished.stdout

@@ -1,0 +1,530 @@
+"""Sessions: what is stored, what a request continues, what is refused and leaves no trace.
+
+Ids on the right-hand side come from `tokenizers` on the published print, or from the completions that a test made.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from token_path import EOS, engine_ids
+
+import tito_core
+from tito_core import Codec, Completion, Session, Turn
+from tito_core.errors import (
+    CompletionError,
+    GateError,
+    MessageError,
+    SessionError,
+    ThinkingError,
+    TitoError,
+    TruncatedTurnError,
+)
+from v32_upstream import upstream_text
+
+Json = dict[str, Any]
+TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@cache
+def codec() -> Codec:
+    return tito_core.load("deepseekv32", vocabulary="r1")
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, reasoning: str = "r", **more: Any) -> Json:
+    return {"role": "assistant", "content": text, "reasoning_content": reasoning, **more}
+
+
+def call(identity: str, arguments: Any = "{}") -> Json:
+    return {"id": identity, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def result(identity: str, text: str) -> Json:
+    return {"role": "tool", "tool_call_id": identity, "content": text}
+
+
+def said(message: Json, thinking: bool = True) -> Completion:
+    """A completion in canonical ids: what stands after the prompt in the published print, as `tokenizers` has it."""
+    before = upstream_text([user("0")], [], thinking=thinking)
+    whole = upstream_text([user("0"), message], [], thinking=thinking)
+    assert whole.startswith(before)
+    ids = engine_ids("r1", whole[len(before) :])
+    return Completion(
+        ids, np.linspace(-1, -0.1, len(ids)), "tool_calls" if message.get("tool_calls") else "stop", message=message
+    )
+
+
+def step(session: Session, messages: list[Json], reply: Json, **kwargs: Any) -> Turn:
+    turn = session.commit(session.prepare(messages, **kwargs), said(reply))
+    messages.append(reply)
+    return turn
+
+
+def state(session: Session) -> tuple[Any, ...]:
+    return session.turns, [turn.ids.tolist() for turn in session.turns]
+
+
+def test_a_conversation_is_the_published_print_id_by_id() -> None:
+    session = codec().session(thinking=True)
+    messages = [{"role": "system", "content": "S"}, user("q1")]
+    step(session, messages, assistant("", tool_calls=[call("a"), call("b", '{"x": "é"}')]), tools=[TOOL])
+    messages += [result("b", "RB"), result("a", "RA"), user("and?")]
+    step(session, messages, assistant("done"), tools=[TOOL])
+    ordered = [*messages[:3], result("a", "RA"), result("b", "RB"), *messages[5:]]
+    expected = engine_ids("r1", upstream_text(ordered, [TOOL], thinking=True))
+    assert session.turns[-1].ids.tolist() == expected.tolist()
+    assert session.compare() == []
+    assert session.turns[-1].length == len(messages)
+
+
+def test_every_request_forwards_the_mode() -> None:
+    for thinking in (True, False):
+        request = codec().session(thinking=thinking).prepare([user("q")])
+        assert request.engine_kwargs == {"chat_template_kwargs": {"thinking": thinking}}
+        assert codec().decode(request.ids).endswith("<｜Assistant｜><think>" if thinking else "<｜Assistant｜></think>")
+
+
+def test_the_mode_is_frozen_with_the_first_turn_and_a_flip_leaves_no_trace() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a", ""), chat_template_kwargs={"enable_thinking": False})
+    messages.append(user("q2"))
+    before = state(session)
+    with pytest.raises(ThinkingError) as error:
+        session.prepare(messages, chat_template_kwargs={"thinking": True})
+    assert str(error.value) == (
+        "the request asks for thinking=True, but this session's first turn was sampled with thinking=False, which "
+        "shapes its prompt; open another session for another mode"
+    )
+    assert state(session) == before
+    for kwargs in (None, {}, {"thinking_mode": "chat"}, {"thinking": None}):
+        assert session.prepare(messages, chat_template_kwargs=kwargs).engine_kwargs == {
+            "chat_template_kwargs": {"thinking": False}
+        }
+
+
+def test_tools_are_the_first_turns() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"), tools=[TOOL])
+    messages.append(user("q2"))
+    reordered = {"function": dict(reversed(TOOL["function"].items())), "type": "function"}
+    same = session.prepare(messages, tools=[TOOL]).ids.tolist()
+    assert session.prepare(messages, tools=[reordered]).ids.tolist() == same
+    assert session.prepare(messages).ids.tolist() == same
+    before = state(session)
+    changed = copy.deepcopy(TOOL)
+    changed["function"]["parameters"]["type"] = "array"
+    other = {"type": "function", "function": {"name": "g"}}
+    for tools, text in (
+        (
+            [changed],
+            'the tool \'f\' changed from {"name": "f", "parameters": {"type": "object"}, "description": null} to '
+            '{"name": "f", "parameters": {"type": "array"}, "description": null}',
+        ),
+        ([TOOL, other], "the tool 'g' is new"),
+        ([], "the tool 'f' is gone"),
+    ):
+        with pytest.raises(SessionError) as error:
+            session.prepare(messages, tools=tools)
+        assert str(error.value) == (
+            f"{text}, but the first turn's prompt holds the tools it was sampled with; open another session for other tools"
+        )
+        assert state(session) == before
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        {"role": "assistant", "content": "a", "reasoning": "r", "tool_calls": [call("a", '{"x": 1, "y": [true]}')]},
+        {
+            "role": "assistant",
+            "content": "a",
+            "reasoning_content": "r",
+            "tool_calls": [call("a", '{"y":[true],"x":1}')],
+        },
+        {"role": "assistant", "content": "a", "tool_calls": [call("a", {"y": [True], "x": 1})], "refusal": None},
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "a"}],
+            "tool_calls": [call("a", '{"x": 1, "y": [true]}')],
+        },
+    ],
+)
+def test_what_a_client_echoes_matches_and_never_replaces_what_is_stored(echo: Json) -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a", tool_calls=[call("a", '{"x": 1, "y": [true]}')]))
+    plain = session.prepare([*messages, result("a", "R")]).ids.tolist()
+    assert session.prepare([messages[0], echo, result("a", "R")]).ids.tolist() == plain
+    assert plain[: session.turns[0].end] == session.turns[0].ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        assistant("a", tool_calls=[call("a", '{"x": 1.0, "y": [true]}')]),
+        assistant("a", tool_calls=[call("a", {"x": True, "y": [True]})]),
+        assistant("a", tool_calls=[call("a", {"x": 1, "y": [1]})]),
+        assistant("a", tool_calls=[call("b", '{"x": 1, "y": [true]}')]),
+        assistant("b", tool_calls=[call("a", '{"x": 1, "y": [true]}')]),
+        assistant("a", "other", tool_calls=[call("a", '{"x": 1, "y": [true]}')]),
+        assistant("a"),
+    ],
+)
+def test_another_message_does_not_match(echo: Json) -> None:
+    """On the slow path and, after a first request, on the fast one."""
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a", tool_calls=[call("a", '{"x": 1, "y": [true]}')]))
+    step(session, [*messages, result("a", "R")], assistant("b"))
+    told = [*messages, result("a", "R"), assistant("b"), user("u")]
+    session.prepare(told)
+    told[1] = echo
+    if echo["tool_calls"][0]["id"] == "b" if echo.get("tool_calls") else False:
+        told[2] = result("b", "R")
+    before = state(session)
+    with pytest.raises((SessionError, MessageError)):
+        session.prepare(told)
+    assert state(session) == before
+
+
+def test_the_fast_path_sees_a_message_that_the_client_changed_in_place() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    messages.append(user("q2"))
+    step(session, messages, assistant("b"))
+    messages.append(user("q3"))
+    session.prepare(messages)
+    messages[0]["content"] = "changed"
+    with pytest.raises(SessionError) as error:
+        session.prepare(messages)
+    assert str(error.value) == (
+        "message 0 (user) is not what this session stores there (user): a request continues the last turn, or the one "
+        "before it, and the last one ends with message 3; open another session for another conversation"
+    )
+
+
+def test_a_retry_of_the_first_turn_begins_again_twice() -> None:
+    session = codec().session()
+    first = session.prepare([user("q")]).ids.tolist()
+    for text in ("a", "b", "c"):
+        request = session.prepare([user("q")])
+        assert (request.parent, request.ids.tolist()) == (None, first)
+        session.commit(request, said(assistant(text)))
+        assert [turn.message.content for turn in session.turns] == [text]
+
+
+def test_one_turn_can_be_rolled_back_not_two() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    for text in ("a", "b", "c"):
+        step(session, messages, assistant(text))
+        messages.append(user(f"after {text}"))
+    first, second, third = session.turns
+    kept = second.ids.tolist()
+    request = session.prepare([*messages[:4], user("other")])
+    assert request.parent is second
+    assert session.turns == (first, second, third)
+    turn = session.commit(request, said(assistant("d")))
+    assert session.turns == (first, second, turn)
+    assert second.ids.tolist() == kept
+    assert turn.ids.tolist()[: len(kept)] == kept
+    assert third.ids.tolist()[: len(kept)] == kept
+    before = state(session)
+    with pytest.raises(SessionError) as error:
+        session.prepare([*messages[:2], user("too far")])
+    assert str(error.value) == (
+        "message 2 (user) is not what this session stores there (user): a request continues the last turn, or the one "
+        "before it, and the last one ends with message 5; open another session for another conversation"
+    )
+    with pytest.raises(SessionError, match="message 0 "):
+        session.prepare([user("another conversation")])
+    assert state(session) == before
+
+
+def test_after_a_rollback_nothing_of_the_old_line_is_taken_for_seen() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    old = [*messages, user("old")]
+    step(session, old, assistant("b"))
+    old.append(user("next"))
+    session.prepare(old)
+    new = [*messages, user("new")]
+    step(session, new, assistant("b"))
+    taken_back = session.prepare(old)
+    assert taken_back.parent is session.turns[0]
+    assert "old" in codec().decode(taken_back.ids)
+    assert "new" not in codec().decode(taken_back.ids)
+    assert session.prepare([*new, user("next")]).parent is session.turns[-1]
+
+
+def test_a_divergent_first_message_before_any_turn_starts_over() -> None:
+    session = codec().session()
+    session.prepare([{"role": "system", "content": "S"}, user("A")])
+    request = session.prepare([{"role": "system", "content": "S"}, user("B")])
+    assert "B<｜Assistant｜>" in codec().decode(request.ids)
+
+
+def test_a_request_that_ends_with_what_is_stored() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    with pytest.raises(SessionError) as error:
+        session.prepare(messages)
+    assert str(error.value) == (
+        "the request ends with message 1 (assistant), which is stored already; append a message, or leave it out to "
+        "sample it again"
+    )
+
+
+def test_a_refused_append_leaves_no_trace() -> None:
+    session = codec().session(append_roles={"tool", "user"})
+    messages = [user("q")]
+    step(session, messages, assistant("a", tool_calls=[call("a")]))
+    before = state(session)
+    for appended, kind in (
+        ([{"role": "system", "content": "S"}], TitoError),
+        ([result("zz", "R")], MessageError),
+        ([user("no result")], MessageError),
+        ([result("a", "R"), result("a", "R")], MessageError),
+        ([{"role": "user", "content": None}], MessageError),
+        ([result("a", "R"), assistant("injected"), user("u")], GateError),
+    ):
+        with pytest.raises(kind) as error:
+            session.prepare([*messages, *appended])
+        assert error.value.where["index"] >= 1
+        assert state(session) == before
+
+
+def test_an_injected_assistant_is_prompt_text() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    messages += [assistant("injected"), user("u")]
+    step(session, messages, assistant("b"))
+    (sample,) = session.samples()
+    sampled = [said(assistant(text)).ids for text in ("a", "b")]
+    assert sample.tokens[sample.loss_mask == 1].tolist() == np.concatenate(sampled).tolist()
+    spans = [(span.source, span.index, span.role) for span in sample.spans]
+    assert ("content", 2, "assistant") in spans
+    assert session.compare() == []
+
+
+def test_a_sample_masks_exactly_what_was_sampled() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    completions = []
+    for reply in (assistant("<think>unclosed"), assistant("</think>"), assistant("plain", "")):
+        request = session.prepare(messages)
+        completions.append(said(reply))
+        session.commit(request, completions[-1])
+        messages += [reply, user("go on")]
+    (sample,) = session.samples()
+    assert sample.loss_mask.dtype == np.int8
+    assert sample.logprobs.dtype == np.float32
+    assert sample.tokens.dtype == np.int32
+    assert len(sample.tokens) == len(sample.loss_mask) == len(sample.logprobs)
+    assert sample.tokens[sample.loss_mask == 1].tolist() == [one for done in completions for one in done.ids]
+    assert sample.logprobs[sample.loss_mask == 1].tolist() == [one for done in completions for one in done.logprobs]
+    assert not sample.logprobs[sample.loss_mask == 0].any()
+    covered = [place for span in sample.spans for place in range(span.start, span.end)]
+    assert covered == np.flatnonzero(sample.loss_mask == 0).tolist()
+    (short,) = session.samples(max_tokens=7)
+    assert short.tokens.tolist() == sample.tokens[:7].tolist()
+    assert codec().session().samples() == []
+
+
+def test_after_a_stop_string_the_stop_token_is_inserted_and_not_trained() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    reply = assistant("a</answer>")
+    done = said(reply)
+    stopped = Completion(done.ids[:-1], done.logprobs[:-1], "stop", stop="</answer>", message=reply)
+    session.commit(session.prepare(messages), stopped)
+    messages += [reply, user("u")]
+    step(session, messages, assistant("b"))
+    (sample,) = session.samples()
+    place = session.turns[0].end
+    assert sample.tokens[place] == EOS
+    assert (sample.loss_mask[place], sample.logprobs[place]) == (0, 0)
+    assert session.compare() == []
+
+
+def test_a_turn_that_was_cut_is_refused_or_closed() -> None:
+    reply = assistant("never said", "Adding them")
+    done = said(reply)
+    ids = done.ids[:2]
+    for truncation in ("refuse", "close"):
+        session = codec().session(truncation=truncation)
+        cut = assistant("", codec().decode(ids))
+        session.commit(session.prepare([user("q")]), Completion(ids, [-1.0, -1.0], "length", message=cut))
+        told = [user("q"), cut, user("u")]
+        before = state(session)
+        if truncation == "refuse":
+            with pytest.raises(TruncatedTurnError, match="was cut by length after 2 sampled ids"):
+                session.prepare(told)
+            assert state(session) == before
+        else:
+            text = codec().decode(session.prepare(told).ids[session.turns[0].end :])
+            assert text == "</think><｜end▁of▁sentence｜><｜User｜>u<｜Assistant｜><think>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"finish_reason": "abort"}, "completion c was aborted by the engine; sample it again, it is never stored"),
+        ({"message": None}, "completion c has no message; pass the assistant message that the engine's parsers made"),
+        ({"message": user("u")}, "completion c has a message of the role 'user'; it must be assistant"),
+        (
+            {"message": {"content": 3}},
+            "completion c has a message that can't be stored: message 1 (assistant) has content of type int; it must be "
+            "a string or a list of text parts",
+        ),
+        (
+            {"ids": [5, 1, 6, 7], "logprobs": [-1.0] * 4},
+            "completion c goes on for 2 ids after the stop token 1 at 1; cut ids and logprobs there",
+        ),
+    ],
+)
+def test_a_completion_that_is_not_stored(changes: Json, text: str) -> None:
+    session = codec().session()
+    request = session.prepare([user("q")])
+    made: Json = {
+        "ids": [5, 1],
+        "logprobs": [-1.0, -1.0],
+        "finish_reason": "stop",
+        "message": assistant("a"),
+        "id": "c",
+    }
+    with pytest.raises(CompletionError) as error:
+        session.commit(request, Completion(**{**made, **changes}))
+    assert str(error.value) == text
+    assert session.turns == ()
+    session.commit(request, Completion(**made))
+
+
+def test_ids_past_a_stop_string_are_not_stored() -> None:
+    session = codec().session()
+    request = session.prepare([user("q")])
+    ids = engine_ids("r1", "h a hat and more")
+    stop = Completion(ids, [-1.0] * len(ids), "stop", stop="hat", message=assistant("h a"), id="c")
+    with pytest.raises(CompletionError) as error:
+        session.commit(request, stop)
+    assert str(error.value) == (
+        "completion c goes on after the stop string 'hat' (text ends 'h a hat and more'); cut ids and logprobs after the "
+        "id that completes it"
+    )
+
+
+def test_an_id_outside_the_vocabulary_is_not_stored() -> None:
+    session = codec().session()
+    request = session.prepare([user("q")])
+    with pytest.raises(
+        CompletionError, match=r"^completion c can't be stored: id 999999 at place 1 is not in the vocab"
+    ):
+        session.commit(request, Completion([5, 999999], [-1.0, -1.0], "stop", message=assistant("a"), id="c"))
+    assert session.turns == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"ids": []}, "completion c has no ids; ask the engine to return token ids, text is never encoded again"),
+        (
+            {"ids": list(range(16))},
+            "completion c has 16 ids and 1 logprobs; ask the engine for the log-prob of every sampled id",
+        ),
+        ({"ids": [-1]}, "completion c has an id outside 0..2^31-1; ids are token ids"),
+        ({"ids": [[1]]}, "completion c has ids of 2 dimensions; it must be one"),
+        ({"ids": ["1"]}, "completion c has ids of type <U1; they must be numbers"),
+        ({"ids": [1.0]}, "completion c has ids of type float64; they must be numbers"),
+        ({"ids": [True]}, "completion c has ids of type bool; they must be numbers"),
+        (
+            {"logprobs": [float("nan")]},
+            "completion c has the logprob nan at 0; an id that was sampled has a finite one",
+        ),
+        ({"logprobs": [None]}, "completion c has logprobs of type object; they must be numbers"),
+        (
+            {"finish_reason": "eos"},
+            "completion c has the finish reason 'eos'; it is one of stop, length, tool_calls, abort",
+        ),
+    ],
+)
+def test_a_completion_that_does_not_fit_itself(changes: Json, text: str) -> None:
+    made: Json = {"ids": [1], "logprobs": [-1.0], "finish_reason": "stop", "id": "c"}
+    with pytest.raises(CompletionError) as error:
+        Completion(**{**made, **changes})
+    assert str(error.value) == text
+
+
+def test_a_completion_keeps_its_own_copy() -> None:
+    ids, logprobs = np.array([1, 2]), np.array([-1.0, -2.0])
+    done = Completion(ids, logprobs, "stop")
+    ids[0], logprobs[0] = 9, 9
+    assert list(done.ids) == [1, 2]
+    assert list(done.logprobs) == [-1.0, -2.0]
+
+
+def test_a_request_is_for_its_session_and_for_the_tip_it_saw() -> None:
+    session, other = codec().session(), codec().session()
+    request = session.prepare([user("q")])
+    with pytest.raises(SessionError) as error:
+        other.commit(request, said(assistant("a")))
+    assert str(error.value) == f"the request belongs to the session {session.id}, not to {other.id}"
+    session.commit(request, said(assistant("a")))
+    with pytest.raises(SessionError) as error:
+        session.commit(request, said(assistant("b")))
+    assert str(error.value) == "the session went on to turn 0 after this request was prepared; prepare it again"
+    assert [turn.message.content for turn in session.turns] == ["a"]
+
+
+def test_ids_of_a_turn_can_not_be_written_to() -> None:
+    session = codec().session()
+    turn = step(session, [user("q")], assistant("a"))
+    for array in (turn.ids, turn.completion.ids):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 3  # type: ignore[index]
+
+
+def test_one_of_many_threads_commits() -> None:
+    session = codec().session()
+    requests = [session.prepare([user("q")]) for _ in range(8)]
+    outcomes: list[str] = []
+
+    def commit(number: int) -> None:
+        try:
+            session.commit(requests[number], said(assistant(str(number))))
+            outcomes.append("stored")
+        except SessionError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["refused"] * 7 + ["stored"]
+    assert len(session.turns) == 1
+
+
+def test_a_turn_stores_its_own_new_ids_only() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    for number in range(40):
+        step(session, messages, assistant(f"a{number}"))
+        messages.append(user("0"))
+    lines = {id(turn.line) for turn in session.turns}
+    assert len(lines) == 1
+    assert session.turns[-1].line._array.nbytes <= 8 * session.turns[-1].end + 8192

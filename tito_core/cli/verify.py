@@ -1,0 +1,315 @@
+"""`tito verify`: runs a verification, prints what it found, and exits with its verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tito_core.cli.main import USAGE
+from tito_core.cli.text import clip, plain, quoted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tito_core.verify.report import Failure, Report
+
+__all__ = ["command", "print_report"]
+
+_AROUND: Final = 6
+_TEXT: Final = 60
+_LINE: Final = 1000
+_LABELS: Final = {
+    "special_token_count": "special",
+    "special_token_type": "type",
+    "non_assistant_text": "text",
+    "assistant_text": "assistant",
+}
+"""What the comparator's kinds are called in a table, the last being the soft one."""
+
+
+def _roles(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    from tito_core.families.family import APPEND_ROLES
+
+    if value is None:
+        return None
+    roles = tuple(role.strip() for role in value.split(","))
+    if strange := [role for role in roles if role not in APPEND_ROLES]:
+        raise click.BadParameter(f"{strange[0]!r} is none; choose among {','.join(APPEND_ROLES)}")
+    return roles
+
+
+def _target(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuses a file that can't be written before the work is done, not after it."""
+    if value is None or value == "-":
+        return value
+    path = Path(value)
+    if path.is_dir():
+        raise click.BadParameter(f"{value} is a directory")
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"{path.parent} is not a directory")
+    return value
+
+
+@click.command("verify")
+@click.option("--family", required=True, metavar="F", help="The family to verify; `tito families` lists them.")
+@click.option("--model", metavar="DIR", help="A checkpoint directory: its own tokenizer and template.")
+@click.option("--revision", metavar="R", help="One of the family's revisions.  [default: its first]")
+@click.option("--vocabulary", metavar="V", help="One of the plugin's vocabularies.  [default: all of them]")
+@click.option(
+    "--sessions",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=64,
+    show_default=True,
+    help="Whole sessions to drive.",
+)
+@click.option(
+    "--conversations",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1000,
+    show_default=True,
+    help="Conversations to generate.",
+)
+@click.option(
+    "--seed", type=int, metavar="N", default=0, show_default=True, help="What generates them; another finds others."
+)
+@click.option("--append-roles", callback=_roles, metavar="ROLES", help="Fewer append roles, as in tool,user.")
+@click.option("--json", "target", callback=_target, metavar="FILE", help="Write the report there; - is stdout.")
+def command(
+    family: str,
+    model: str | None,
+    revision: str | None,
+    vocabulary: str | None,
+    sessions: int,
+    conversations: int,
+    seed: int,
+    append_roles: Sequence[str] | None,
+    target: str | None,
+) -> None:
+    """Prove that a family keeps its promises, on generated conversations and whole sessions.
+
+    Needs no GPU and no network. Exits 0 when all held and 1 when a promise broke: the smallest conversation that shows
+    it is then printed, and saved in this directory. 2 is wrong usage, 3 a family or a checkpoint that can't be loaded.
+    """
+    from tito_core.cli.output import console
+    from tito_core.verify.run import verify
+
+    if model is not None and vocabulary is not None:
+        raise click.UsageError("--model brings its own vocabulary: leave --vocabulary out.")
+    if append_roles is not None:
+        _narrows(family, revision, append_roles)
+    with _progress() as progress:
+        report = verify(
+            family,
+            model=model,
+            revision=revision,
+            vocabulary=vocabulary,
+            sessions=sessions,
+            conversations=conversations,
+            seed=seed,
+            append_roles=append_roles,
+            progress=progress,
+        )
+    print_report(report, console(stderr=target == "-"))
+    code = report.exit_code
+    if target is not None and not _written(target, report):
+        code = code or USAGE
+    click.get_current_context().exit(code)
+
+
+def print_report(report: Report, out: Console) -> None:
+    """The report as an engineer reads it. Saves each failing conversation in the current directory."""
+    from rich.text import Text
+
+    from tito_core.cli.output import emit, grid
+
+    said = f"{report.family} ({report.distribution} {report.version})"
+    emit(out, f"tito verify  {plain(said)}   revision {plain(report.revision)}   seed {report.seed}")
+    heading = [(_label("template"), plain(report.template.reference), f"sha256 {report.template.sha256[:8]}", "")]
+    for one in report.vocabulary:
+        of = one.title if one.name == "checkpoint" else f"{one.name}, {one.title}" if one.title else one.name
+        stands = f"stands in for {one.stands_in_for}" if one.stands_in_for else ""
+        heading.append((_label("vocabulary"), plain(of), f"sha256 {one.sha256[:8]}", plain(stands)))
+    emit(out, grid(heading))
+    if report.warnings:
+        emit(out, grid((Text(_label("warning"), "yellow"), plain(warning)) for warning in report.warnings))
+    held, broken = Text("ok", "green"), Text("FAIL", "bold red")
+    rows: list[tuple[str | Text, ...]] = [
+        (
+            _label(plain(one.name)),
+            plain(one.promise),
+            f"{one.conversations:,}",
+            f"{one.tokens:,}" if one.tokens else "-",
+            held if one.ok else broken,
+        )
+        for one in report.checks
+    ]
+    sessions = report.sessions
+    rows.append(
+        (
+            _label("sessions"),
+            f"{sessions.passed} of {sessions.driven} held, {sessions.turns:,} turns",
+            f"{sessions.driven:,}",
+            f"{sessions.tokens:,}" if sessions.tokens else "-",
+            held if sessions.passed == sessions.driven else broken,
+        )
+    )
+    emit(out, "", grid(rows, headings=(_label("check"), "promise", "cases", "tokens", "result"), right=(2, 3)))
+    counts = "  ".join(_count(kind, number) for kind, number in sessions.mismatches.items())
+    actions = ", ".join(f"{plain(name.replace('_', ' '))} {number:,}" for name, number in sessions.actions.items())
+    emit(out, grid([(_label("mismatches"), counts), (_label("driven"), actions or "nothing")]))
+    taken: set[str] = set()
+    for failure in report.failures:
+        head = Text.assemble((f"FAIL {plain(failure.check)}", "bold red"), f"  {clip(plain(failure.what), _LINE)}")
+        emit(out, "", head, grid(_failure(report, failure, taken)))
+    emit(out, "", _verdict(report))
+
+
+def _label(name: str) -> str:
+    return f"  {name:<10}"
+
+
+def _count(kind: str, number: int) -> str:
+    return f"{_LABELS.get(kind, kind)} {number:,}{' (soft)' if kind == 'assistant_text' else ''}"
+
+
+def _verdict(report: Report) -> str:
+    seconds = f"{report.seconds:.1f} s"
+    if report.exit_code == 0:
+        sessions = f" and all {report.sessions.driven} sessions" if report.sessions.driven else ""
+        lacking = sorted({one.stands_in_for for one in report.vocabulary if one.stands_in_for})
+        models = plain(" and ".join(lacking))
+        where = f", on stand-ins for the vocabulary of {models}: --model DIR proves it on a checkpoint's own"
+        return f"All {len(report.checks)} promises{sessions} held in {seconds}{where if lacking else ''}."
+    names = ", ".join(dict.fromkeys(failure.check for failure in report.failures)) or "a promise"
+    return (
+        f"Broken: {names} (in {seconds}). Don't train on this yet: the same command with --seed {report.seed} shows it "
+        f"again, and whoever publishes {report.distribution} {report.version} needs this output and the saved files."
+    )
+
+
+def _failure(report: Report, failure: Failure, taken: set[str]) -> list[tuple[str, str]]:
+    rows = [(_label("vocabulary"), plain(failure.vocabulary))]
+    where = []
+    if failure.message_index is not None:
+        where.append(f"message {failure.message_index}{f' ({plain(failure.role)})' if failure.role else ''}")
+    if failure.first_index is not None:
+        where.append(f"id {failure.first_index}")
+    if where:
+        rows.append((_label("where"), ", ".join(where)))
+    texts, ids = (failure.expected_text, failure.actual_text), (failure.expected_ids, failure.actual_ids)
+    for label, text, run in zip(("expected", "got"), _texts(*texts), _ids(*ids), strict=True):
+        if any(texts):
+            rows.append((_label(label), text))
+        if any(ids):
+            rows.append(("" if any(texts) else _label(label), f"ids {run}"))
+    if failure.said:
+        rows.append((_label("smallest"), clip(plain(failure.said), _LINE)))
+    if failure.conversation is not None:
+        rows.append((_label("saved"), _saved(report, failure, taken)))
+    return rows
+
+
+def _ids(expected: Sequence[int], actual: Sequence[int]) -> tuple[str, str]:
+    """Both runs around the first id that differs, which stands in brackets."""
+    first = _first(expected, actual)
+
+    def window(run: Sequence[int]) -> str:
+        start, end = max(0, first - _AROUND), min(len(run), first + _AROUND)
+        said = [f"[{run[at]}]" if at == first else str(run[at]) for at in range(start, end)]
+        if first >= len(run):
+            said.append("[nothing]")
+        return " ".join([*(["…"] if start else []), *said, *(["…"] if end < len(run) else [])])
+
+    return window(expected), window(actual)
+
+
+def _texts(expected: str, actual: str) -> tuple[str, str]:
+    """Both texts, around the first character that differs where they are long."""
+    start = max(0, _first(expected, actual) - _TEXT)
+
+    def window(text: str) -> str:
+        cut = text[start : start + 2 * _TEXT]
+        return f"{'…' if start else ''}{quoted(cut)}{'…' if start + len(cut) < len(text) else ''}"
+
+    return window(expected), window(actual)
+
+
+def _first(one: Sequence[Any], two: Sequence[Any]) -> int:
+    shared = min(len(one), len(two))
+    return next((at for at in range(shared) if one[at] != two[at]), shared)
+
+
+def _saved(report: Report, failure: Failure, taken: set[str]) -> str:
+    """Writes the failure and its conversation, and says where; a directory that refuses hides nothing."""
+    stem = f"tito-fail-{re.sub(r'[^A-Za-z0-9_.-]+', '-', failure.check)}"
+    name, number = stem, 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    taken.add(name)
+    path = Path(f"{name}.json")
+    content = {
+        "family": report.family,
+        "distribution": report.distribution,
+        "version": report.version,
+        "revision": report.revision,
+        "template": report.template.model_dump(),
+        "seed": report.seed,
+        **failure.model_dump(),
+    }
+    try:
+        path.write_text(f"{json.dumps(content, indent=2)}\n", encoding="ascii")
+    except OSError as cause:
+        return f"not saved: {path} can't be written here ({cause.strerror}); --json - prints the conversation"
+    return str(path)
+
+
+def _narrows(family: str, revision: str | None, roles: Sequence[str]) -> None:
+    """Refuses append roles that this family can't be narrowed to, as wrong usage."""
+    from tito_core.families.registry import default_registry
+
+    loaded = default_registry.family(family)
+    rendering = next((one for one in loaded.declaration.revisions if one.name == revision), None)
+    declared = rendering.append_roles if rendering is not None else None
+    try:
+        (declared or loaded.append_roles()).narrowed(frozenset(roles))
+    except ValueError as cause:
+        raise click.BadParameter(str(cause), param_hint="'--append-roles'") from None
+
+
+def _written(target: str, report: Report) -> bool:
+    text = json.dumps(report.model_dump(), indent=2)
+    if target == "-":
+        click.echo(text)
+        return True
+    try:
+        Path(target).write_text(f"{text}\n", encoding="ascii")
+    except OSError as cause:
+        click.echo(f"error: the report can't be written to {target}: {cause.strerror}", err=True)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on stderr where that is a terminal, which leaves nothing behind; else nothing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tito_core.cli.output import console
+
+    to = console(stderr=True)
+    if not to.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=to, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
