@@ -13,15 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 import tito_core
 from fake_distributions import Fakes, fakes_below, in_a_child, override, source, told
 from fake_families import RULES, family
-from tito_core import AppendRoles, Deployment, FamilyInfo, Layer, Recipe, Registry, Revision, Template
+from tito_core import AppendRoles, Deployment, Diagnosis, FamilyInfo, Layer, Recipe, Registry, Revision, Template
 from tito_core.errors import FamilyError, PluginError, UnknownFamilyError
-from tito_core.families import hooks
+from tito_core.families import diagnosis, hooks
 from tito_core.families.registry import LoadedFamily
 
 
@@ -400,3 +401,18 @@ def test_a_diagnosis_of_entry_points_that_cannot_be_read(fakes: Fakes) -> None:
     assert [(one.status, one.distribution, one.version) for one in first] == [("FAIL", "fake-garbled", "1.0")]
     assert first[0].text.startswith("the entry points of fake-garbled 1.0 can't be read: ")
     assert "Traceback" in first[0].traceback
+
+
+def test_a_diagnosis_does_not_wait_for_ever(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.add("fake-stuck", families={"stuck": "fake_stuck"}, modules={"fake_stuck": "import time; time.sleep(600)"})
+    monkeypatch.setattr(diagnosis, "PATIENCE", 1.0)
+    (found,) = fakes.registry().diagnose("stuck")
+    assert (found.status, found.text) == ("FAIL", "fake-stuck 1.0 (fake_stuck) was still loading after 1 s")
+
+
+def test_a_plugin_that_prints_does_not_garble_its_diagnosis(fakes: Fakes) -> None:
+    loud = "import os\nprint('{')\nos.write(1, b'{')\n" + source("loud")
+    fakes.add("fake-loud", families={"loud": "fake_loud"}, modules={"fake_loud": loud})
+    (found,) = fakes.registry().diagnose("loud")
+    assert found == Diagnosis("ok", "tito.families", "loud", "fake_loud", "fake-loud", "1.0", found.seconds)
+    assert Registry().diagnose("loud") == [found._replace(seconds=ANY)]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fake_distributions import fakes_below, source
-from tito_core import ThinkingDecision
+from tito_core import Message, Registry, ThinkingDecision
 from tito_core.errors import ThinkingError
 from tito_core.families.registry import LoadedFamily
+from tito_core.prompts.template import renderer
 from tito_core.prompts.thinking import engine_kwargs, frozen, resolve, session_kwargs
 
 ON, OFF = {"type": "enabled"}, {"type": "disabled"}
@@ -226,3 +228,12 @@ def test_whatever_shapes_the_prompt_is_frozen(before: Any, after: Any) -> None:
     with pytest.raises(ThinkingError) as caught:
         frozen(first, now)
     assert caught.value.where == {"key": "effort"}
+
+
+@pytest.mark.parametrize(("kwargs", "mode"), [({}, True), *ONE])
+def test_a_real_family_s_prompt_ends_as_the_engine_is_told(kwargs: dict[str, Any], mode: bool) -> None:
+    real = Registry([EntryPoint("deepseekv32", "tito_deepseek.v32", "tito.families")]).family("deepseekv32")
+    decision = resolve(real, request=kwargs)
+    text = renderer(real.template()).render([Message("user", "q")], tools=(), kwargs=decision.render_kwargs).text
+    assert text.endswith("<｜Assistant｜><think>" if mode else "<｜Assistant｜></think>")
+    assert engine_kwargs(decision) == {"chat_template_kwargs": {"thinking": mode}}
