@@ -17,79 +17,19 @@ from typing import Any
 import pytest
 
 import tito_core
-from tito_core import (
-    AppendRoles,
-    Boundary,
-    ControlToken,
-    Family,
-    Message,
-    Rendered,
-    Segments,
-    Thinking,
-    Tool,
-    Vocabulary,
-)
 from tito_core.errors import UnknownFamilyError
-from tito_core.families.family import APPEND_ROLES, Role
 from tito_core.families.registry import Registry
-
-ROLES: frozenset[Role] = frozenset(APPEND_ROLES)
-
-RULES = AppendRoles(
-    roles=ROLES,
-    follows={
-        "assistant": ROLES,
-        "tool": frozenset({"tool", "user", "assistant"}),
-        "user": frozenset({"user", "assistant"}),
-        "system": frozenset({"system", "user"}),
-    },
-    ends=frozenset({"tool", "user"}),
-)
-
-
-class Unrenderable:
-    """The template of every fake family: a test that renders with it fails."""
-
-    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
-        raise AssertionError("rendered")
-
-
-def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
-    """The arguments of a whole declaration that core's own defaults serve."""
-    return {
-        "name": name,
-        "models": ("fake/Fake-1",),
-        "model_types": ("fake",),
-        "template": "fake_distributions:Unrenderable",
-        "fixed_kwargs": {"keep": True},
-        "append_roles": RULES,
-        "thinking": Thinking(
-            aliases=("thinking", "enable_thinking", "thinking_mode"),
-            forward_as="thinking",
-            default=True,
-            words={"thinking_mode": {"thinking": True, "chat": False}},
-        ),
-        "boundary": Boundary(stop=("<end>",)),
-        "segments": Segments(delimiters=("<end>", "<user>", "<assistant>"), headers=("<assistant>",), ends=("<end>",)),
-        "control_tokens": tuple(ControlToken(text=text) for text in ("<end>", "<user>", "<assistant>")),
-        "vocabularies": (Vocabulary(name="tiny", file="tiny.json.gz", sha256="0" * 64),),
-        **changes,
-    }
-
-
-def family(name: str = "fake", **changes: Any) -> Family:
-    return Family(**declaration(name, **changes))
 
 
 def source(name: str = "fake", more: str = "") -> str:
     """The module of a family that is whole; `more` is appended to it."""
     return f"""
-import fake_distributions
+import fake_families
 from tito_core import AppendRoles, Case, Deployment, Family, Recipe, Template, ThinkingDecision, hookimpl
 
 @hookimpl
 def tito_family():
-    return fake_distributions.family({name!r})
+    return fake_families.family({name!r})
 {more}
 """
 

@@ -519,8 +519,8 @@ def test_json_that_can_not_be_written(
         ),
         (
             ("--family", "toy", "--append-roles", "tool"),
-            "Invalid value for '--append-roles': append roles ['tool'] leave no role that a prompt may end with; keep "
-            "one of ['user']",
+            "Invalid value for '--append-roles': append roles ['tool'] leave no append that a prompt may end with; "
+            "keep one of ['user'], and what may stand before it",
         ),
         (
             ("--family", "toy", "--append-roles", "system,user"),
@@ -567,8 +567,8 @@ def test_an_unknown_family(command: tuple[str, ...]) -> None:
     said = tito_says(*command)
     assert (said.exit_code, said.stdout) == (3, "")
     assert said.stderr == (
-        "error: no installed plugin provides the family 'toi': installed are toy (did you mean 'toy'?). A family comes "
-        "with its plugin's distribution: pip install it into this environment\n"
+        "error: no installed plugin provides the family 'toi'; did you mean 'toy'? Installed: toy. A family comes with its "
+        f"plugin's distribution; install that into this environment: {sys.executable} -m pip install DISTRIBUTION\n"
     )
 
 

@@ -32,7 +32,7 @@ def failure(registry: Registry, name: str) -> str:
 
 
 MARK = "from tito_core import hookimpl\n"
-DECLARES = MARK + "import fake_distributions\nfrom tito_core import Family\n@hookimpl\ndef tito_family():\n    return "
+DECLARES = MARK + "import fake_families\nfrom tito_core import Family\n@hookimpl\ndef tito_family():\n    return "
 NO_OPTIONS = "; a tito hook takes no options: nobody comes before it or wraps it"
 
 # What is wrong: the module, and what is said after "fake-broken 1.0 (fake_broken) ".
@@ -61,7 +61,7 @@ BROKEN = {
     ),
     "another object in the module's place": (
         "import sys; sys.modules[__name__] = 'me'",
-        "put a str in its module's place; it must stay a module",
+        "put a value of type str in its module's place; it must stay a module",
     ),
     "no tito_family": (
         "import tito_core",
@@ -117,12 +117,12 @@ BROKEN = {
         "marks tito_cases with specname='tito_append_roles'" + NO_OPTIONS,
     ),
     "a declaration in place of the hook": (
-        "import fake_distributions\ntito_family = fake_distributions.family('broken')",
-        "has a Family where the hook tito_family belongs; it must be a plain function",
+        "import fake_families\ntito_family = fake_families.family('broken')",
+        "has a value of type Family where the hook tito_family belongs; it must be a plain function",
     ),
     "a cached function": (
         MARK + "import functools\n@hookimpl\n@functools.cache\ndef tito_family(): ...",
-        "has a _lru_cache_wrapper where the hook tito_family belongs; it must be a plain function",
+        "has a value of type _lru_cache_wrapper where the hook tito_family belongs; it must be a plain function",
     ),
     "an argument that does not exist": (
         source("broken", "@hookimpl\ndef tito_append_roles(famly): ..."),
@@ -157,11 +157,11 @@ BROKEN = {
     ),
     "a declaration that is none": (
         MARK + "@hookimpl\ndef tito_family(): return {'name': 'broken'}",
-        "answered tito_family with a dict; it must be a Family",
+        "answered tito_family with a value of type dict; it must be a Family",
     ),
     "a declaration that was not returned": (
         MARK + "@hookimpl\ndef tito_family(): ...",
-        "answered tito_family with a NoneType; it must be a Family",
+        "answered tito_family with a value of type NoneType; it must be a Family",
     ),
     "a SystemExit in a hook": (
         MARK + "@hookimpl\ndef tito_family(): raise SystemExit(3)",
@@ -172,7 +172,7 @@ BROKEN = {
         "declares the family broken wrongly: ZeroDivisionError: division by zero",
     ),
     "an unknown key": (
-        DECLARES + "fake_distributions.family('broken', boundry=1)",
+        DECLARES + "fake_families.family('broken', boundry=1)",
         "declares the family broken wrongly: boundry: Extra inputs are not permitted",
     ),
     "an unknown key inside, at import": (
@@ -180,20 +180,24 @@ BROKEN = {
         "can't be imported: glu: Extra inputs are not permitted",
     ),
     "a declaration that contradicts itself": (
-        DECLARES + "fake_distributions.family('broken', revisions=())",
+        DECLARES + "fake_families.family('broken', revisions=())",
         "declares the family broken wrongly: the whole: revisions is empty: a family has at least one, and the first "
         "is the default",
     ),
     "a declaration that nobody checked": (
-        DECLARES + "Family.model_construct(**{**dict(fake_distributions.family('broken')), 'models': 1})",
+        DECLARES + "Family.model_construct(**{**dict(fake_families.family('broken')), 'models': 1})",
         "declares the family broken wrongly: models: Input should be a valid array",
     ),
     "a subclass with keys of its own": (
+<<<<<<< HEAD
         DECLARES + "Mine(**fake_distributions.declaration('broken'))\nclass Mine(Family):\n    more: int = 1",
+=======
+        DECLARES + "Mine(**fake_families.declaration('broken'))\nclass Mine(Family):\n    more: int = 1",
+>>>>>>> registry
         "declares the family broken wrongly: more: Extra inputs are not permitted",
     ),
     "a copy with a wrong and an unknown key": (
-        DECLARES + "fake_distributions.family('broken').model_copy(update={'models': 1, 'kwarg': 2})",
+        DECLARES + "fake_families.family('broken').model_copy(update={'models': 1, 'kwarg': 2})",
         "declares the family broken wrongly: models: Input should be a valid tuple; kwarg: Extra inputs are not "
         "permitted",
     ),
@@ -370,7 +374,7 @@ def test_an_answer_of_the_wrong_type(kind: str, question: str, fakes: Fakes) -> 
         fakes.add("fake-broken", overrides={"any": "fake_any"}, modules={"fake_any": override(body)})
     module = "fake_odd" if kind == "family" else "fake_any"
     assert refused(fakes.registry().family("odd"), question) == (
-        f"fake-broken 1.0 ({module}) answered {question} for the family odd with a dict; it must be a "
+        f"fake-broken 1.0 ({module}) answered {question} for the family odd with a value of type dict; it must be a "
         f"{KINDS[question]} or None"
     )
 
@@ -392,8 +396,8 @@ def test_an_error_in_an_answer(body: str, cause: str, question: str, fakes: Fake
     ("body", "said"),
     [
         ("return 1", "failed in tito_cases for the family odd: TypeError: 'int' object is not iterable"),
-        ("return 'ab'", "answered tito_cases for the family odd with a str; it must hold Case only"),
-        ("return [None]", "answered tito_cases for the family odd with a NoneType; it must hold Case only"),
+        ("return 'ab'", "answered tito_cases for the family odd with a value of type str; it must hold Case only"),
+        ("return [2]", "answered tito_cases for the family odd with a value of type int; it must hold Case only"),
         ("raise SystemExit", "failed in tito_cases for the family odd: SystemExit"),
         ("yield 1 / 0", "failed in tito_cases for the family odd: ZeroDivisionError: division by zero"),
         (
@@ -423,11 +427,11 @@ def test_a_refusal_of_the_request_is_no_fault_of_the_plugin(fakes: Fakes) -> Non
     [
         ("fake_missing:X", "fake_missing:X can't be loaded: ModuleNotFoundError: No module named 'fake_missing'"),
         (
-            "fake_distributions:X",
-            "fake_distributions:X can't be loaded: AttributeError: module 'fake_distributions' has no attribute 'X'",
+            "fake_families:X",
+            "fake_families:X can't be loaded: AttributeError: module 'fake_families' has no attribute 'X'",
         ),
         ("fake_exit:X", "fake_exit:X can't be loaded: SystemExit: 1"),
-        ("fake_distributions:source", "the template fake_distributions:source is a function; it must be a class"),
+        ("fake_families:family", "the template fake_families:family is a function; it must be a class"),
         (
             "builtins:int",
             "the source file of the template builtins:int can't be read, so it has no hash: TypeError: <class 'int'> "
@@ -441,7 +445,7 @@ def test_a_refusal_of_the_request_is_no_fault_of_the_plugin(fakes: Fakes) -> Non
     ],
 )
 def test_a_template_that_is_none(template: str, said: str, fakes: Fakes) -> None:
-    module = f"{DECLARES}fake_distributions.family('odd', template={template!r})"
+    module = f"{DECLARES}fake_families.family('odd', template={template!r})"
     fakes.add(
         "fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": module, "fake_exit": "raise SystemExit(1)"}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import subprocess
@@ -12,14 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from fake_distributions import RULES, Fakes, fakes_below, family, found_by_name, in_a_child, override, source, told
 
 import tito_core
-from tito_core import AppendRoles, Deployment, FamilyInfo, Layer, Recipe, Registry, Revision, Template
+from fake_distributions import Fakes, fakes_below, in_a_child, override, source, told
+from fake_families import RULES, family
+from tito_core import AppendRoles, Deployment, Diagnosis, FamilyInfo, Layer, Recipe, Registry, Revision, Template
 from tito_core.errors import FamilyError, PluginError, UnknownFamilyError
-from tito_core.families import hooks
+from tito_core.families import diagnosis, hooks
 from tito_core.families.registry import LoadedFamily
 
 
@@ -99,7 +102,7 @@ def test_a_worker_may_be_forked_while_a_family_is_being_imported(fakes: Fakes) -
     fakes.add("fake-fast", families={"fast": "fake_fast"}, modules={"fake_fast": source("fast")})
     registry = fakes.registry()
     loading = threading.Thread(target=registry.get_family, args=("slow",))
-    import fake_gate
+    import fake_gate  # type: ignore[import-not-found]
 
     loading.start()
     assert fake_gate.began.wait(30)
@@ -121,7 +124,7 @@ def test_threads_get_one_family_and_run_its_module_once(fakes: Fakes) -> None:
     with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(registry.family, ["one"] * 64))
     assert len({id(loaded) for loaded in found}) == 1
-    import fake_count
+    import fake_count  # type: ignore[import-not-found]
 
     assert fake_count.runs == [1]
 
@@ -136,7 +139,7 @@ def test_a_module_may_load_another_family_in_a_thread_while_it_is_imported(fakes
     modules = {"fake_outer": module + source("outer"), "fake_inner": source("inner"), "fake_shared": ""}
     fakes.add("fake-nested", families={"outer": "fake_outer", "inner": "fake_inner"}, modules=modules)
     registry = fakes.registry()
-    import fake_shared
+    import fake_shared  # type: ignore[import-not-found]
 
     fake_shared.registry = registry
     assert registry.get_family("outer").name == "outer"
@@ -149,8 +152,6 @@ def test_a_family_that_failed_is_tried_again(fakes: Fakes) -> None:
         registry.get_family("one")
     (site / "fake_later.py").write_text("")
     (site / "fake_one.py").write_text("import fake_later\n" + source("one") + "\n# longer")
-    import importlib
-
     importlib.invalidate_caches()
     assert registry.get_family("one").name == "one"
     sys.modules.pop("fake_later")
@@ -166,7 +167,10 @@ def test_bare_entry_points_will_do_for_a_test(fakes: Fakes) -> None:
 # Questions: override over family over core default.
 
 ANSWERS: dict[str, tuple[str, Any]] = {
-    "tito_resolve_template": ("Template(kind='encoder', reference={!r}, sha256='')", lambda loaded: loaded.template().reference),
+    "tito_resolve_template": (
+        "Template(kind='encoder', reference={!r}, sha256='')",
+        lambda loaded: loaded.template().reference,
+    ),
     "tito_forward_thinking": (
         "ThinkingDecision(enabled=True, render_kwargs={{'from': {!r}}}, forward_kwargs={{}})",
         lambda loaded: loaded.thinking(()).render_kwargs.get("from", "core"),
@@ -183,8 +187,8 @@ ANSWERS: dict[str, tuple[str, Any]] = {
 
 
 def loaded_with(fakes: Fakes, in_family: str, in_override: str | None) -> LoadedFamily:
-    declares = "fake_distributions.family('odd', recipes={'p': Recipe(speculative=None, source='core')})"
-    module = source("odd", in_family).replace("fake_distributions.family('odd')", declares)
+    declares = "fake_families.family('odd', recipes={'p': Recipe(speculative=None, source='core')})"
+    module = source("odd", in_family).replace("fake_families.family('odd')", declares)
     fakes.add("fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": module})
     if in_override is not None:
         fakes.add("fake-house", overrides={"house": "fake_house"}, modules={"fake_house": override(in_override)})
@@ -217,7 +221,7 @@ def test_an_override_precedes_the_family_which_precedes_the_core(
 
     loaded = loaded_with(fakes, body(in_family), None if in_override is None else body(in_override))
     if question == "tito_resolve_template" and who == "core":
-        assert read(loaded) == "fake_distributions:Unrenderable"
+        assert read(loaded) == "fake_families:Unrenderable"
     else:
         assert read(loaded) == who
 
@@ -244,7 +248,8 @@ def test_one_override_under_two_names_is_one(fakes: Fakes) -> None:
 def test_a_hook_takes_the_arguments_that_it_wants(fakes: Fakes) -> None:
     loaded = loaded_with(
         fakes,
-        "@hookimpl\ndef tito_speculative_recipe(deployment): return Recipe(speculative=None, source=deployment.engine)\n"
+        "@hookimpl\ndef tito_speculative_recipe(deployment):\n"
+        "    return Recipe(speculative=None, source=deployment.engine)\n"
         "@hookimpl\ndef tito_resolve_template(): return Template(kind='jinja', reference='x', sha256='')",
         None,
     )
@@ -253,7 +258,7 @@ def test_a_hook_takes_the_arguments_that_it_wants(fakes: Fakes) -> None:
 
 
 def test_cases_come_from_the_family(fakes: Fakes) -> None:
-    hook = "@hookimpl\ndef tito_cases(family):\n    yield Case(name=family.name, messages=[{'role': 'user', 'content': ''}])"
+    hook = "@hookimpl\ndef tito_cases(family):\n    yield Case(name=family.name, messages=[{'role': 'user'}])"
     assert [case.name for case in loaded_with(fakes, hook, None).cases()] == ["odd"]
 
 
@@ -309,7 +314,8 @@ def test_a_diagnosis_of_every_plugin_the_worst_first(fakes: Fakes) -> None:
         families={"heavy": "fake_heavy"},
         modules={"fake_heavy": "import torch\n" + source("heavy"), "torch": "import vllm", "vllm": ""},
     )
-    fakes.add("fake-lazy", families={"lazy": "fake_lazy"}, modules={"fake_lazy": source("lazy") + "def f(): import torch\n"})
+    lazy = source("lazy", "def f(): import torch")
+    fakes.add("fake-lazy", families={"lazy": "fake_lazy"}, modules={"fake_lazy": lazy})
     fakes.add(
         "fake-slow",
         families={"slow": "fake_slow"},
@@ -349,8 +355,8 @@ def test_a_diagnosis_of_every_plugin_the_worst_first(fakes: Fakes) -> None:
     slow = by_name["slow"]
     assert 1.1 < slow.seconds < 60
     assert slow.text == (
-        f"loading it took {slow.seconds:.1f} s; keep it under 1 s; fake-slow does not say which tito-core it is for; add "
-        "it to its dependencies"
+        f"loading it took {slow.seconds:.1f} s; keep it under 1 s; fake-slow does not say which tito-core it is for; "
+        "add it to its dependencies"
     )
     for one in (by_name["lazy"], by_name["whole"], by_name["house"]):
         assert (one.text, one.traceback) == ("", "")
@@ -367,8 +373,9 @@ def test_a_diagnosis_asks_every_question(fakes: Fakes) -> None:
     texts = {one.name: one.text for one in fakes.registry().diagnose() if one.status == "FAIL"}
     assert texts == {
         "thinking": "fake-thinking 1.0 (fake_thinking) answered tito_forward_thinking for the family thinking with a "
-        "int; it must be a ThinkingDecision or None",
-        "cases": "fake-cases 1.0 (fake_cases) answered tito_cases for the family cases with a int; it must hold Case only",
+        "value of type int; it must be a ThinkingDecision or None",
+        "cases": "fake-cases 1.0 (fake_cases) answered tito_cases for the family cases with a value of type int; it "
+        "must hold Case only",
     }
 
 
@@ -394,3 +401,18 @@ def test_a_diagnosis_of_entry_points_that_cannot_be_read(fakes: Fakes) -> None:
     assert [(one.status, one.distribution, one.version) for one in first] == [("FAIL", "fake-garbled", "1.0")]
     assert first[0].text.startswith("the entry points of fake-garbled 1.0 can't be read: ")
     assert "Traceback" in first[0].traceback
+
+
+def test_a_diagnosis_does_not_wait_for_ever(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.add("fake-stuck", families={"stuck": "fake_stuck"}, modules={"fake_stuck": "import time; time.sleep(600)"})
+    monkeypatch.setattr(diagnosis, "PATIENCE", 1.0)
+    (found,) = fakes.registry().diagnose("stuck")
+    assert (found.status, found.text) == ("FAIL", "fake-stuck 1.0 (fake_stuck) was still loading after 1 s")
+
+
+def test_a_plugin_that_prints_does_not_garble_its_diagnosis(fakes: Fakes) -> None:
+    loud = "import os\nprint('{')\nos.write(1, b'{')\n" + source("loud")
+    fakes.add("fake-loud", families={"loud": "fake_loud"}, modules={"fake_loud": loud})
+    (found,) = fakes.registry().diagnose("loud")
+    assert found == Diagnosis("ok", "tito.families", "loud", "fake_loud", "fake-loud", "1.0", found.seconds)
+    assert Registry().diagnose("loud") == [found._replace(seconds=ANY)]

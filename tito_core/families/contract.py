@@ -45,7 +45,7 @@ def _wrong(name: str, value: Any, override: bool) -> str | None:
         hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(_ARGUMENTS)}"
         return f"defines {name}, which is no hook; {hint}"
     if not inspect.isfunction(value):
-        return f"has a {type(value).__name__} where the hook {name} belongs; it must be a plain function"
+        return f"has a value of type {type(value).__name__} where the hook {name} belongs; it must be a plain function"
     options = getattr(value, _MARK, None)
     if options is None:
         others = [mark.removesuffix("_impl") for mark in vars(value) if mark.endswith("_impl")]

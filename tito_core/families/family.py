@@ -115,7 +115,7 @@ def load_reference(reference: str) -> Any:
 
 def _json(value: dict[str, Any]) -> dict[str, Any]:
     try:
-        same = json.loads(json.dumps(value, allow_nan=False)) == value
+        same = json.loads(json.dumps(value, allow_nan=False, ensure_ascii=False).encode()) == value
     except (TypeError, ValueError, RecursionError):
         same = False
     if not same:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -72,8 +73,7 @@ def requires_core(point: importlib.metadata.EntryPoint) -> bool:
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
-    from tito_core import __version__
-
+    version = sys.modules["tito_core"].__version__  # not imported: the facade comes after every room
     info, lines, said = info_of(point), None, False
     if point.dist is not None:
         with suppress(Exception):
@@ -88,9 +88,9 @@ def requires_core(point: importlib.metadata.EntryPoint) -> bool:
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue
         said = True
-        if not wanted.specifier.contains(__version__, prereleases=True):
+        if not wanted.specifier.contains(version, prereleases=True):
             raise PluginError(
-                f"{info.origin} is for tito-core{wanted.specifier}, and tito-core {__version__} is installed; install "
+                f"{info.origin} is for tito-core{wanted.specifier}, and tito-core {version} is installed; install "
                 f"a {info.distribution} for this tito-core, or the tito-core that it is for"
             )
     return said

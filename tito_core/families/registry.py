@@ -198,7 +198,7 @@ class LoadedFamily:
         if not isinstance(answer, kind):
             must = f"hold {kind.__name__} only" if question == "tito_cases" else f"be a {kind.__name__} or None"
             raise PluginError(
-                f"{origin} answered {question} for the family {self.name} with a {type(answer).__name__}; it must "
+                f"{origin} answered {question} for the family {self.name} with a value of type {type(answer).__name__}; it must "
                 f"{must}",
                 family=self.name,
             )
@@ -282,7 +282,8 @@ class Registry:
                 declaration = Family.model_validate_json(answer.model_dump_json(warnings=False))
         if declaration is None:
             raise PluginError(
-                f"{info.origin} answered tito_family with a {type(answer).__name__}; it must be a Family", family=name
+                f"{info.origin} answered tito_family with a value of type {type(answer).__name__}; it must be a Family",
+                family=name,
             )
         if declaration.name != name:
             raise PluginError(
@@ -301,7 +302,9 @@ def _provider(point: importlib.metadata.EntryPoint) -> _Provider:
     with blaming(f"{origin} can't be imported", PluginError):
         module = importlib.import_module(point.value)
     if not isinstance(module, ModuleType):
-        raise PluginError(f"{origin} put a {type(module).__name__} in its module's place; it must stay a module")
+        raise PluginError(
+            f"{origin} put a value of type {type(module).__name__} in its module's place; it must stay a module"
+        )
     return _made(origin, module, override=point.group == hooks.OVERRIDES)
 
 

@@ -66,4 +66,4 @@ def _either(roles: Iterable[str]) -> str:
 
 
 def _a(role: str) -> str:
-    return f"an {role} message" if role[0] in "aeiou" else f"a {role} message"
+    return "an assistant message" if role == "assistant" else f"a {role} message"
