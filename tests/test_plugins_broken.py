@@ -189,11 +189,7 @@ BROKEN = {
         "declares the family broken wrongly: models: Input should be a valid array",
     ),
     "a subclass with keys of its own": (
-<<<<<<< HEAD
-        DECLARES + "Mine(**fake_distributions.declaration('broken'))\nclass Mine(Family):\n    more: int = 1",
-=======
         DECLARES + "Mine(**fake_families.declaration('broken'))\nclass Mine(Family):\n    more: int = 1",
->>>>>>> registry
         "declares the family broken wrongly: more: Extra inputs are not permitted",
     ),
     "a copy with a wrong and an unknown key": (
