@@ -10,12 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import tito_core
-from conversations import Json
-from tito_core import Codec, Comparator, Encoder, Mismatch
-from tito_core.families.family import Segments
-from tito_core.tokens.compare import FAULTS, KINDS
 from token_path import (
     ASSISTANT,
     BOS,
@@ -32,6 +26,12 @@ from token_path import (
     toy_tokenizer,
 )
 
+import tito_core
+from conversations import Json
+from tito_core import Codec, Comparator, Encoder, Mismatch
+from tito_core.families.family import Segments
+from tito_core.tokens.compare import FAULTS, KINDS
+
 SPECIAL, TYPE, TEXT, SOFT = KINDS
 CALL = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -47,7 +47,7 @@ def kinds(found: Sequence[Mismatch]) -> list[str]:
 
 def test_the_kinds() -> None:
     assert KINDS == ("special_token_count", "special_token_type", "non_assistant_text", "assistant_text")
-    assert FAULTS == KINDS[:3]
+    assert KINDS[:3] == FAULTS
 
 
 # A family with a control token inside its headers, and a vocabulary whose every id is known: bytes, then these.

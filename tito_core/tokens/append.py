@@ -200,10 +200,9 @@ class Joiner:
     def _sampled_text(self, ids: Ids) -> str:
         """Text of sampled ids, with every mark that is a control token taken out of what was sampled as plain text."""
         encoder = self._encoder
-        controls = [
-            mark for pair in self._boundary.marks.values() for mark in pair if encoder.token_id(mark) is not None
-        ]
-        edges = np.flatnonzero(np.isin(ids, [encoder.token_id(mark) for mark in controls])).tolist()
+        marks = {mark: encoder.token_id(mark) for pair in self._boundary.marks.values() for mark in pair}
+        controls = {mark: number for mark, number in marks.items() if number is not None}
+        edges = np.flatnonzero(np.isin(ids, list(controls.values()))).tolist()
         made, place = [], 0
         for edge in (*edges, len(ids)):
             plain = encoder.decode(ids[place:edge])
