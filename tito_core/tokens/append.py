@@ -140,6 +140,15 @@ class Joiner:
         joined = np.concatenate((parent[:0], *inserted))
         return Append(parent, kept, len(parent) - kept, joined, suffix, encoded, turn.length - 1)
 
+    def finished(self, ids: Ids) -> Ids:
+        """A turn's ids, int32, ending as the template ends a message: a stop token and glue, or no shared opener."""
+        stopped, glued = self._ended(ids)
+        if stopped:
+            return ids[:-1] if int(ids[-1]) in self._shared_ids else ids if glued else np.concatenate((ids, self._glue))
+        if self._stop_ids[0] in self._shared_ids:
+            return ids
+        return np.concatenate((ids, self._printed(self._boundary.stop[0]), self._glue))
+
     def _ended(self, ids: Ids) -> tuple[bool, bool]:
         """Whether ids end a turn, whatever the engine's finish reason; and whether the glue stands there already."""
         if int(ids[-1]) in self._stop_ids:

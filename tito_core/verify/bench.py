@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EncodingError, TitoError
@@ -67,6 +68,7 @@ class Bench:
     seed: int
     _of: Conversation | None = field(default=None, repr=False)
     _memo: dict[object, Any] = field(default_factory=dict, repr=False)
+    _bytes: dict[int, bytes] = field(default_factory=dict, repr=False)
     _decisions: dict[bool, ThinkingDecision] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -74,10 +76,21 @@ class Bench:
         """The text of every added token of the vocabulary."""
         return tuple(self.codec.decode([one]) for one in sorted(self.codec.encoder.added_ids))
 
+    def controls_in(self, ids: Ids) -> Ids:
+        """The ids of control tokens among `ids`, in their order."""
+        found: Ids = ids[self._added[ids]]
+        return found
+
     @cached_property
-    def added(self) -> Ids:
-        """The id of every added token of the vocabulary, int32."""
-        return np.array(sorted(self.codec.encoder.added_ids), dtype=np.int32)
+    def _added(self) -> npt.NDArray[np.bool_]:
+        made = np.zeros(self.codec.encoder.size, dtype=np.bool_)
+        made[list(self.codec.encoder.added_ids)] = True
+        return made
+
+    def token_bytes(self, id: int) -> bytes:
+        if id not in self._bytes:
+            self._bytes[id] = self.codec.encoder.token_bytes(id)
+        return self._bytes[id]
 
     @cached_property
     def plain_ids(self) -> tuple[int, int]:

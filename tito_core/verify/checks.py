@@ -350,7 +350,7 @@ def ledger(bench: Bench, conversation: Conversation) -> int:
             inserted, owner = append.spans[0], append.kept + len(append.inserted)
             if inserted[:3] != (append.kept, owner, "template") or messages[inserted.index].role != "assistant":
                 raise Broken(f"{len(append.inserted)} inserted ids at {append.kept} have the span {inserted}")
-        data = [codec.encoder.token_bytes(int(one)) for one in append.ids[append.kept :]]
+        data = [bench.token_bytes(one) for one in append.ids[append.kept :].tolist()]
         ends = [0, *itertools.accumulate(map(len, data))]
         whole = b"".join(data)
         for span in append.spans:
@@ -550,7 +550,7 @@ def control_tokens(bench: Bench) -> int:
 
     def controls(text: str) -> Ids:
         ids = codec.prompt([{"role": "user", "content": text}]).ids
-        return ids[np.isin(ids, bench.added)]
+        return bench.controls_in(ids)
 
     same_ids(
         bench,
@@ -569,7 +569,7 @@ def control_tokens(bench: Bench) -> int:
 
 def control(bench: Bench, conversation: Conversation) -> int:
     """Control text that a user or a tool wrote gives ordinary ids, and is found where it is to be rejected."""
-    codec, added = bench.codec, bench.added
+    codec = bench.codec
     chosen = bench.controls[conversation.rounds[0].seed % len(bench.controls)]
     decision = bench.decision(conversation.thinking)
     spiked, usual = _spiked(conversation, chosen), _spiked(conversation, "x")
@@ -578,8 +578,8 @@ def control(bench: Bench, conversation: Conversation) -> int:
     plain = codec.encode(codec.render(usual.messages(), tools=usual.tools, decision=decision)).ids
     same_ids(
         bench,
-        plain[np.isin(plain, added)],
-        ids[np.isin(ids, added)],
+        bench.controls_in(plain),
+        bench.controls_in(ids),
         f"the text {chosen!r} in contents became a control token",
     )
     if codec.decode(ids) != rendered.text:
@@ -596,8 +596,8 @@ def control(bench: Bench, conversation: Conversation) -> int:
         append = codec.append(joined.turn, spiked.rounds[-1].appended, append_roles=bench.roles)
         same_ids(
             bench,
-            joined.append.suffix[np.isin(joined.append.suffix, added)],
-            append.suffix[np.isin(append.suffix, added)],
+            bench.controls_in(joined.append.suffix),
+            bench.controls_in(append.suffix),
             f"the text {chosen!r} in an append became a control token",
             message_index=joined.turn.length,
         )
