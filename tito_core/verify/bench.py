@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +24,7 @@ from tito_core.verify.cases import Conversation
 
 _T = TypeVar("_T")
 
-__all__ = ["Bench", "Broken", "Step", "StoredTurn", "same_ids"]
+__all__ = ["Bench", "Broken", "Step", "StoredTurn", "of_error", "same_ids", "stored"]
 
 AROUND = 6
 """How many ids are shown on either side of a first difference."""
@@ -35,6 +37,16 @@ class Broken(AssertionError):
         super().__init__(what)
         self.what = what
         self.details = details
+
+
+def of_error(cause: Exception) -> Broken:
+    """An error where none should be: one of ours with its place, another's with the line that raised it."""
+    if isinstance(cause, TitoError):
+        where, at = cause.where, ""
+    else:
+        frame = traceback.extract_tb(cause.__traceback__)[-1]
+        where, at = {}, f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return Broken(f"{type(cause).__name__}: {cause}{at}", message_index=where.get("index"), role=where.get("role"))
 
 
 @dataclass(frozen=True)
@@ -142,11 +154,7 @@ class Bench:
         try:
             return self._once(conversation, "steps", lambda: self._drive(conversation))
         except TitoError as cause:
-            raise Broken(
-                f"{type(cause).__name__}: {cause}",
-                message_index=cause.where.get("index"),
-                role=cause.where.get("role"),
-            ) from cause
+            raise of_error(cause) from cause
 
     def _once(self, conversation: Conversation, key: object, make: Callable[[], _T]) -> _T:
         """What was made for this conversation before, by whichever check; that of one conversation is remembered."""

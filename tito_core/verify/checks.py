@@ -445,8 +445,17 @@ def compare(bench: Bench, conversation: Conversation) -> int:
     ]
     said = [place for place in range(len(turn.ids) - turn.sampled, append.kept) if int(ids[place]) not in added]
     marks = np.flatnonzero(np.isin(ids, delimiters)).tolist()
+    opening = [found for token in family.segments.openers if (found := codec.encoder.token_id(token)) is not None]
+    openers = [
+        place
+        for span in append.spans
+        if span.role in ("user", "tool") and span.source == "template"
+        for place in range(span.start, span.end)
+        if len(opening) > 1 and int(ids[place]) in opening
+    ]
     for kind, places in (
         ("non_assistant_text", texts),
+        ("non_assistant_text", openers),
         ("assistant_text", said),
         ("special_token_type", marks),
         ("special_token_count", marks),
@@ -460,7 +469,8 @@ def compare(bench: Bench, conversation: Conversation) -> int:
         elif kind == "special_token_type":
             changed[place] = next(one for one in delimiters if one != int(ids[place]))
         else:
-            changed[place] = next(one for one in bench.plain_ids if one != int(ids[place]))
+            others = opening if int(ids[place]) in opening else bench.plain_ids
+            changed[place] = next(one for one in others if one != int(ids[place]))
         kinds = [mismatch.kind for mismatch in codec.compare(ids, changed)]
         if kinds != [kind]:
             raise Broken(

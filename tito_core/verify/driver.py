@@ -11,12 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import TitoError
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.prompts.messages import Message
 from tito_core.sessions.session import Session
 from tito_core.tokens.compare import FAULTS
-from tito_core.verify.bench import Bench, Broken
+from tito_core.verify.bench import Bench, Broken, of_error
 
 __all__ = ["Drive", "actions", "drive"]
 
@@ -67,10 +66,8 @@ def drive(bench: Bench, seed: int) -> Drive:
         _drive(bench, random.Random(seed), seed, done)
     except Broken as broken:
         done.broken = broken
-    except TitoError as cause:
-        done.broken = Broken(
-            f"{type(cause).__name__}: {cause}", message_index=cause.where.get("index"), role=cause.where.get("role")
-        )
+    except Exception as cause:
+        done.broken = of_error(cause)
     return done
 
 
