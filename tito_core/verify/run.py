@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -260,10 +261,8 @@ def _smallest(
                 best = (candidate, found)
             raise _Found from None
 
-    try:
+    with contextlib.suppress(_Found, _Enough):
         _generate(bench, examine, max(examples, 1), (Phase.generate, Phase.shrink))
-    except (_Found, _Enough):
-        pass
     return best
 
 
