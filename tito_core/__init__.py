@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tito_core.prompts.messages import Message, Tool, ToolCall
     from tito_core.prompts.template import Parts, Rendered, Renderer, Span
     from tito_core.responses.completion import Completion
+    from tito_core.responses.parse import Parsed, Piece, Sampled, parse, strict_json, tool_call
     from tito_core.sessions.session import Request, Sample, Session, Turn
     from tito_core.tokens.append import Append
     from tito_core.tokens.codec import Codec
@@ -55,6 +56,7 @@ _HOMES = {
     "tito_core.prompts.messages": "Message Tool ToolCall",
     "tito_core.prompts.template": "Parts Rendered Renderer Span",
     "tito_core.responses.completion": "Completion",
+    "tito_core.responses.parse": "Parsed Piece Sampled parse strict_json tool_call",
     "tito_core.sessions.session": "Request Sample Session Turn",
     "tito_core.tokens.append": "Append",
     "tito_core.tokens.codec": "Codec",
@@ -83,8 +85,10 @@ __all__ = [
     "Layer",
     "Message",
     "Mismatch",
+    "Parsed",
     "Parsers",
     "Parts",
+    "Piece",
     "Recipe",
     "Registry",
     "Rendered",
@@ -93,6 +97,7 @@ __all__ = [
     "Revision",
     "Rule",
     "Sample",
+    "Sampled",
     "Segments",
     "Session",
     "Span",
@@ -109,6 +114,9 @@ __all__ = [
     "hookimpl",
     "list_families",
     "load",
+    "parse",
+    "strict_json",
+    "tool_call",
 ]
 
 

@@ -442,6 +442,7 @@ class Family(Declaration):
     not yet accepted. `fixed_kwargs` keep renders append-only; a caller who contradicts one gets an error.
     `kwargs` are further template kwargs that a caller may give. `split_pattern` is one regular expression that
     splits text as the vocabulary's own pre-tokenizer does: it is checked against it at load, and only makes it faster.
+    `response_parser` names the function that reads a completion back as a message: a `responses.parse.ResponseParser`.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_.-]*$")
@@ -457,6 +458,7 @@ class Family(Declaration):
     control_tokens: tuple[ControlToken, ...]
     chat_template_sha256: dict[str, str] = {}
     split_pattern: str | None = None
+    response_parser: Reference | None = None
     parsers: dict[str, Parsers] = {}
     recipes: dict[str, Recipe] = {}
     recipe_rules: tuple[Rule, ...] = ()

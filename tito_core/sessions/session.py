@@ -20,6 +20,7 @@ from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
 from tito_core.responses.completion import Completion
+from tito_core.responses.parse import Parsed, parse
 from tito_core.sessions.line import Line
 from tito_core.sessions.matching import matches, remembered, same_tools, spelled
 from tito_core.tokens.append import Append, FinishReason, Ids, Truncation
@@ -38,7 +39,8 @@ class Turn:
 
     `kept` of the parent's ids are its own prompt's first; `length` counts the messages of the conversation, the
     assistant's `message` included, which `messages` (what was appended) stand before. `spans` say who printed each id
-    from `kept` to the completion. Its ids are a view of the line that it shares with the turns before it.
+    from `kept` to the completion. Its ids are a view of the line that it shares with the turns before it. `parsed` is
+    what the ids were read back as, None where the completion brought its own message.
     """
 
     number: int
@@ -53,6 +55,7 @@ class Turn:
     spans: tuple[IdSpan, ...]
     line: Line
     end: int
+    parsed: Parsed | None = None
 
     @property
     def ids(self) -> Ids:
@@ -182,11 +185,18 @@ class Session:
         return Request(self.id, parent, tip, appended, parent.tools, decision, ledger)
 
     def commit(self, request: Request, completion: Completion) -> Turn:
-        """Stores a completion of a request as a turn. Raises CompletionError or SessionError; then nothing changed."""
+        """Stores a completion of a request as a turn, read back by the family's parser where it brings no message.
+
+        Raises CompletionError, SessionError, or FamilyError where that parser fails; then nothing changed. What is cut
+        or malformed is stored like any other, without tool calls.
+        """
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
-        message = self._message(request, completion)
         self._check_ids(completion)
+        parsed = None
+        if completion.message is None:
+            parsed = parse(self.codec, completion, request.decision, request.tools)
+        message = parsed.message if parsed else self._message(request, completion)
         ledger = request.ledger
         with self._lock:
             if (self._turns[-1] if self._turns else None) is not request.tip:
@@ -213,6 +223,7 @@ class Session:
                 spans=ledger.spans,
                 line=line,
                 end=end,
+                parsed=parsed,
             )
             self._turns = (*kept, turn)
             self._seen = self._seen[: parent.length if parent else 0]
@@ -256,17 +267,8 @@ class Session:
         return self._tools[1]
 
     def _message(self, request: Request, completion: Completion) -> Message:
-        if completion.finish_reason == "abort":
-            raise CompletionError(
-                f"completion {completion.id} was aborted by the engine; sample it again, it is never stored",
-                id=completion.id,
-            )
-        if completion.message is None:
-            raise CompletionError(
-                f"completion {completion.id} has no message; pass the assistant message that the engine's parsers made",
-                id=completion.id,
-            )
         given = completion.message
+        assert given is not None
         role = given.role if isinstance(given, Message) else given.get("role", "assistant")
         if role != "assistant":
             raise CompletionError(
@@ -281,6 +283,11 @@ class Session:
             ) from cause
 
     def _check_ids(self, completion: Completion) -> None:
+        if completion.finish_reason == "abort":
+            raise CompletionError(
+                f"completion {completion.id} was aborted by the engine; sample it again, it is never stored",
+                id=completion.id,
+            )
         ids = np.asarray(completion.ids)
         encoder = self.codec.encoder
         try:
