@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,11 @@ import numpy as np
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EncodingError, GateError, MessageError, ThinkingError, TitoError, TruncatedTurnError
 from tito_core.families.family import APPEND_ROLES
-from tito_core.tokens.append import Ids
+from tito_core.prompts.messages import Message
+from tito_core.responses.completion import Completion
+from tito_core.responses.parse import Parsed
+from tito_core.responses.parse import parse as read_back
+from tito_core.tokens.append import FinishReason, Ids
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, Step, StoredTurn, same_ids, stored
 from tito_core.verify.cases import Conversation
@@ -644,6 +649,73 @@ def _spiked(conversation: Conversation, text: str) -> Conversation:
     )
 
 
+def parse(bench: Bench, conversation: Conversation) -> int:
+    """A completion read back makes the calls that were said and prints as it was sampled; a cut one is never whole."""
+    if bench.codec.family.response_parser is None:
+        return 0
+    tokens = 0
+    for step, one in zip(bench.steps(conversation)[1:], conversation.rounds, strict=True):
+        turn = step.turn
+        assert turn is not None
+        ids = turn.ids[len(turn.ids) - turn.sampled :]
+        whole = _read(bench, turn, ids, turn.finish_reason)
+        if whole.state != "ok":
+            raise Broken(f"a whole completion is read as {whole.state}: {whole.why}", message_index=turn.length - 1)
+        stopped = bench.codec.decode(ids[-1:]) in bench.codec.family.boundary.stop
+        sizes = range(1, len(ids) - stopped)
+        for size in random.Random(one.seed).sample(sizes, min(_CUTS, len(sizes))):
+            cut = _read(bench, turn, ids[:size], "length")
+            if cut.state == "malformed" or not whole.reasoning.startswith(cut.reasoning):
+                raise Broken(
+                    f"cut after {size} of {len(ids)} ids, it is read as {cut.state}: {cut.why}",
+                    message_index=turn.length - 1,
+                    expected_text=whole.reasoning,
+                    actual_text=cut.reasoning,
+                )
+            tokens += size
+        tokens += len(ids)
+    return tokens
+
+
+def _read(bench: Bench, turn: StoredTurn, ids: Ids, finish_reason: FinishReason) -> Parsed:
+    """What ids are read back as; where that is ok, it says what was said in the text that was sampled."""
+    codec = bench.codec
+    completion = Completion(ids, np.zeros(len(ids), dtype=np.float32), finish_reason, id="c")
+    read = read_back(codec, completion, turn.decision)
+    if "\ufffd" in read.content + read.reasoning and "\ufffd" not in codec.decode(turn.ids[-turn.sampled :]):
+        raise Broken(f"half a character is read as text: {codec.decode(ids)!r}", message_index=turn.length - 1)
+    if read.state != "ok":
+        return read
+    made, said = (
+        [(one.name, json.dumps(one.arguments)) for one in message.tool_calls]
+        for message in (read.message, turn.message)
+    )
+    if made != said:
+        raise Broken(f"the calls {made} are read where {said} were made", message_index=turn.length - 1)
+    asked = Message("user", "0")
+    before = codec.render([asked], decision=turn.decision).text
+    printed = codec.render([asked, read.message], decision=turn.decision).text[len(before) :]
+    text = codec.decode(ids)
+    if _unended(bench, printed) != _unended(bench, text):
+        raise Broken(
+            "a message that was read back prints as another text than was sampled",
+            message_index=turn.length - 1,
+            expected_text=text,
+            actual_text=printed,
+        )
+    return read
+
+
+def _unended(bench: Bench, text: str) -> str:
+    boundary = bench.codec.family.boundary
+    text = text.removesuffix(boundary.glue)
+    return next((text.removesuffix(stop) for stop in boundary.stop if text.endswith(stop)), text)
+
+
+_CUTS: Final = 3
+"""So many cuts of each completion are read."""
+
+
 CHECKS = (
     Check("resolve", "one template, every control token one id", once=resolve),
     Check("thinking", "one mode, rendered and forwarded alike", once=thinking),
@@ -657,5 +729,6 @@ CHECKS = (
     Check("schema", "tool schemas in the bytes an engine prints", each=schema),
     Check("results", "parallel results in the order of their calls", each=results),
     Check("control", "content never becomes a control token", once=control_tokens, each=control),
+    Check("parse", "a completion reads back as what was said", each=parse),
     Check("compare", "faults are told from drift", each=compare),
 )
