@@ -238,4 +238,42 @@ MUTANTS = (
         "if first.render_kwargs == now.render_kwargs and first.forward_kwargs == now.forward_kwargs:",
         "if first is not None:",
     ),
+    Mutant(
+        "value stripped",
+        "parse",
+        "tito_deepseek.v32_responses:_argument",
+        "_dump(value) if is_string",
+        "_dump(value.strip()) if is_string",
+    ),
+    Mutant(
+        "cut content taken as whole",
+        "parse",
+        "tito_deepseek.v32_responses:_answer",
+        """if not sampled.whole:
+            raise _Incomplete(sampled, "content")""",
+        "pass",
+    ),
+    Mutant(
+        "calls of a cut block",
+        "parse",
+        "tito_deepseek.v32_responses:_answer",
+        """    if not sampled.whole:
+        raise _Incomplete(sampled, "block of calls")""",
+        """    if not sampled.whole:
+        return before[:-3], tuple(calls)""",
+    ),
+    Mutant(
+        "opened reasoning forgotten",
+        "parse",
+        "tito_core.responses.parse:_opened",
+        "return bool(opener) and text.rfind(opener) > text.rfind(closer)",
+        "return False",
+    ),
+    Mutant(
+        "half a character shown",
+        "parse",
+        "tito_core.responses.parse:_pending",
+        "return len(decoder.getstate()[0])",
+        "return 0",
+    ),
 )

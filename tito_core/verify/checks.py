@@ -665,7 +665,7 @@ def parse(bench: Bench, conversation: Conversation) -> int:
         sizes = range(1, len(ids) - stopped)
         for size in random.Random(one.seed).sample(sizes, min(_CUTS, len(sizes))):
             cut = _read(bench, turn, ids[:size], "length")
-            if cut.state == "malformed" or not whole.reasoning.startswith(cut.reasoning):
+            if cut.state != "incomplete" or not whole.reasoning.startswith(cut.reasoning):
                 raise Broken(
                     f"cut after {size} of {len(ids)} ids, it is read as {cut.state}: {cut.why}",
                     message_index=turn.length - 1,
