@@ -22,7 +22,8 @@ _TEXTS: Final = (
 )  # fmt: skip
 _NAMES: Final = ("f", "get_weather", "read_file", "run", "naïve", "a.b-c")
 _VALUES: Final[tuple[Any, ...]] = (
-    "0", "", "naïve ☕", "a\nb", "    if x:\n        return 1\n", 0, 1, -7, 1.0, 2.5, True, False, None, [], [1, "two", None], {"k": {"z": 1, "a": "é"}}, 10**20,
+    "0", "", "naïve ☕", "a\nb", "    if x:\n        return 1\n",
+    0, 1, -7, 1.0, 2.5, True, False, None, [], [1, "two", None], {"k": {"z": 1, "a": "é"}}, 10**20,
 )  # fmt: skip
 
 text = st.one_of(
