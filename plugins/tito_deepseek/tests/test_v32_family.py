@@ -50,7 +50,7 @@ def test_a_thought_stands_when_a_user_speaks_again(name: Name, key: str) -> None
     session = made.session()
     request = session.prepare([{"role": "user", "content": "q1"}])
     sampled = engine_ids(name, "r1</think>a1<｜end▁of▁sentence｜>")
-    turn = session.commit(request, Completion(sampled, np.zeros(len(sampled)), "stop", message=SAID))
+    turn = session.commit(request, Completion(sampled, [0.0] * len(sampled), "stop", message=SAID))
     said = {"role": "assistant", "content": "a1", key: "r1"}
     more = session.prepare([{"role": "user", "content": "q1"}, said, {"role": "user", "content": "q2"}])
     text = (
@@ -159,7 +159,7 @@ def test_system_messages_in_the_conversation_are_printed_where_they_stand(name: 
     for left in (5000, 4000, 3000):
         request = session.prepare(messages)
         assert request.ids.tolist()[: len(stored)] == stored
-        stored = session.commit(request, Completion(sampled, np.zeros(len(sampled)), "stop", message=SAID)).ids.tolist()
+        stored = session.commit(request, Completion(sampled, [0.0] * len(sampled), "stop", message=SAID)).ids.tolist()
         messages += [SAID, {"role": "system", "content": f"{left} tokens left"}, {"role": "user", "content": "on"}]
     text = raw(name).decode(session.prepare(messages).ids.tolist(), skip_special_tokens=False)
     assert text.count("<｜end▁of▁sentence｜>5000 tokens left<｜User｜>on<｜Assistant｜><think>r1") == 1
@@ -199,7 +199,7 @@ def test_an_injected_assistant_is_prompt_text(name: Name) -> None:
     sampled = engine_ids(name, "r1</think>a1<｜end▁of▁sentence｜>")
     for _ in range(2):
         turn = session.commit(
-            session.prepare(messages), Completion(sampled, np.zeros(len(sampled)), "stop", message=SAID)
+            session.prepare(messages), Completion(sampled, [0.0] * len(sampled), "stop", message=SAID)
         )
         messages += [SAID, {"role": "assistant", "content": "put"}, {"role": "user", "content": "on"}]
     text = raw(name).decode(turn.ids.tolist(), skip_special_tokens=False)
