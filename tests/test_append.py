@@ -34,9 +34,11 @@ from token_path import (
     Ids,
     Name,
     StoredTurn,
+    added,
     array,
     engine_ids,
     literal_ids,
+    plain,
     raw,
     resplit,
     toy_tokenizer,
@@ -311,6 +313,16 @@ def test_control_text_in_an_append_stays_text(name: Name, role: str, text: str) 
     assert (caught.value.where["index"], caught.value.where["role"]) == (2, role)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("between", ["", " ", "\n"])
+def test_every_added_token_of_the_vocabulary_stays_text(name: Name, between: str) -> None:
+    """Special or not: none of them is made of what somebody wrote, alone or side by side."""
+    text = between.join(added(name).values())
+    append = codec(name).append(turn_of(name, SAID, [84, UNTHINK[name], 67, EOS]), [{"role": "user", "content": text}])
+    assert append.suffix.tolist() == [USER, *plain(name).encode(text).ids, ASSISTANT, THINK[name]]
+    assert len(added(name)) > 500
+
+
 class Spy:
     """A renderer that counts what it is asked for."""
 
@@ -548,6 +560,29 @@ def test_no_shared_stop_token_is_doubled_after_a_stop_string() -> None:
     glm = ToyRenderer("", openers=OPENERS)
     assert ledger(toy_join(GLM, glm, [259], [Message("user", "he")])) == (4, 0, [], [TOY_USER, 256, BOT])
     assert ledger(toy_join(GLM, glm, [259], [Message("tool", "he")])) == (4, 0, [], [OBS, 256, BOT])
+
+
+def test_glue_follows_no_shared_stop_token() -> None:
+    both = GLM.model_copy(update={"glue": "\n"})
+    glm, he = ToyRenderer("", openers=OPENERS), [Message("user", "he")]
+    assert ledger(toy_join(both, glm, [259, TOY_USER], he)) == (5, 0, [], [256, BOT])
+    assert ledger(toy_join(both, glm, [259, OBS], he)) == (4, 1, [], [TOY_USER, 256, BOT])
+    assert ledger(toy_join(both, glm, [259], he)) == (4, 0, [], [TOY_USER, 256, BOT])
+    assert ledger(toy_join(both, glm, [259, END], he)) == (5, 0, [10], [TOY_USER, 256, BOT])
+
+
+def test_a_finished_turn_ends_as_the_template_ends_a_message() -> None:
+    """What a last turn is compared by."""
+    glm, qwen = ToyRenderer("", openers=OPENERS), ToyRenderer("<|end|>\n", openers=OPENERS)
+    for boundary, renderer, sampled, finished in (
+        (QWEN, qwen, [259], [259, END, 10]),
+        (QWEN, qwen, [259, END], [259, END, 10]),
+        (QWEN, qwen, [259, END, 10], [259, END, 10]),
+        (GLM, glm, [259], [259]),
+        (GLM, glm, [259, OBS], [259]),
+        (GLM, glm, [259, END], [259, END]),
+    ):
+        assert Joiner("toy", boundary, toy(), renderer).finished(array(sampled)).tolist() == finished
 
 
 def test_a_stop_token_that_is_not_shared_stays() -> None:

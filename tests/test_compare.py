@@ -181,7 +181,9 @@ def user(content: str) -> Json:
 
 
 def against(name: Name, expected: list[Json], actual: list[Json], thinking: bool) -> list[Mismatch]:
-    return codec(name).compare(*(literal_ids(name, one, thinking=thinking) for one in (expected, actual)))
+    return codec(name).compare(
+        literal_ids(name, expected, thinking=thinking), literal_ids(name, actual, thinking=thinking)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_without_a_fault_every_check_holds(twin: Report) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_is_caught_by_its_check(
-    mutant: Mutant, twin: Report, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+    mutant: Mutant, twin: Report, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     monkeypatch.setattr(run, "SHRINK_SECONDS", 0.3)
     with in_effect(mutant):

@@ -83,7 +83,7 @@ def literal_ids(
         piece = text[place : match.start() if match else len(text)].replace(mask, "")
         ids += plain(name).encode(piece, add_special_tokens=False).ids
         if match:
-            ids.append(raw(name).token_to_id(match.group()))
+            ids += engine_ids(name, match.group()).tolist()
             place = match.end()
     return array(ids)
 

@@ -51,6 +51,7 @@ class ScriptedEngine:
             self.reply(names, request.decision, "tool" in self._codec.append_roles.roles),
             request.decision,
             max_tokens=max_tokens,
+            stop="" if self._stopped and self._random.random() < self._stopped else None,
         )
 
     def reply(self, tools: Sequence[str], decision: ThinkingDecision, calling: bool = True) -> dict[str, Any]:
@@ -79,7 +80,8 @@ class ScriptedEngine:
     ) -> Completion:
         """A completion whose text is the template's print of `message`.
 
-        Cut after `max_tokens` ids. With `stop`, a stop string ended it: the stop token was not sampled.
+        Cut after `max_tokens` ids. With `stop`, a stop string ended it, an unnamed one where it is empty: the stop token
+        was not sampled.
         """
         ids = self._sampled(message, decision)
         finish: FinishReason = "tool_calls" if _calls(message) else "stop"
@@ -89,7 +91,8 @@ class ScriptedEngine:
         if len(ids) > max_tokens:
             ids, finish = ids[:max_tokens], "length"
         logprobs = np.array([-self._random.random() for _ in range(len(ids))], dtype=np.float32)
-        return Completion(ids, logprobs, finish, message=message, id=f"scripted-{self._random.getrandbits(64):016x}")
+        identity = f"scripted-{self._random.getrandbits(64):016x}"
+        return Completion(ids, logprobs, finish, stop=stop or None, message=message, id=identity)
 
     def _sampled(self, message: dict[str, Any] | Message, decision: ThinkingDecision) -> Ids:
         asked = Message("user", "0")

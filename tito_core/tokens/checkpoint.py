@@ -12,10 +12,10 @@ from tito_core.errors import CheckpointError
 from tito_core.families.family import Checkpoint, Family
 from tito_core.tokens.encoder import Encoder
 
-__all__ = ["accept", "check_control_tokens", "read"]
+__all__ = ["accept", "check_control_tokens", "check_model_type", "read"]
 
-MAX_JSON = 64 * 1024 * 1024
-"""The largest JSON file of a checkpoint that is read, in bytes."""
+LARGEST = 64 * 1024 * 1024
+"""The largest configuration or template of a checkpoint that is read, in bytes."""
 
 
 def read(model: str | os.PathLike[str]) -> Checkpoint:
@@ -29,26 +29,24 @@ def read(model: str | os.PathLike[str]) -> Checkpoint:
     if config is None:
         raise CheckpointError(f"{path} has no config.json, so its model type is unknown; is it a whole checkpoint?")
     model_type = config.get("model_type")
-    template: Any = None
-    jinja = path / "chat_template.jinja"
-    if jinja.is_file():
-        template = jinja.read_text(encoding="utf-8")
-    else:
-        template = (_json(path / "tokenizer_config.json") or {}).get("chat_template")
-    return Checkpoint(
-        path=path,
-        model_type=model_type if isinstance(model_type, str) else None,
-        chat_template=template if isinstance(template, str) else None,
-    )
+    template = _text(path / "chat_template.jinja")
+    if template is None:
+        template = _template((_json(path / "tokenizer_config.json") or {}).get("chat_template"))
+    return Checkpoint(path=path, model_type=model_type if isinstance(model_type, str) else None, chat_template=template)
 
 
-def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str]:
-    """Warnings about a checkpoint that can be used. Raises CheckpointError for one of another family."""
+def check_model_type(family: Family, checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a checkpoint of another model type. Nothing but its config was read to tell."""
     if checkpoint.model_type not in family.model_types:
         raise CheckpointError(
             f"{checkpoint.path} has the model type {checkpoint.model_type!r}, and {family.name} is "
             f"{' or '.join(repr(kind) for kind in family.model_types)}; choose the family that this checkpoint belongs to"
         )
+
+
+def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str]:
+    """Warnings about a checkpoint that can be used. Raises CheckpointError for one of another family."""
+    check_model_type(family, checkpoint)
     check_control_tokens(family, encoder, str(checkpoint.path), ids=True)
     if checkpoint.chat_template is None:
         return []
@@ -76,15 +74,35 @@ def check_control_tokens(family: Family, encoder: Encoder, where: str, *, ids: b
             )
 
 
+def _template(declared: Any) -> str | None:
+    """The chat template of a tokenizer_config.json: one text, or several with names, of which `default` is in force."""
+    if isinstance(declared, list):
+        named = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
+        declared = named.get("default")
+    return declared if isinstance(declared, str) else None
+
+
 def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
+    text = _text(path)
+    if text is None:
         return None
-    if path.stat().st_size > MAX_JSON:
-        raise CheckpointError(f"{path} is larger than {MAX_JSON} bytes; is it the file it is named after?")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as cause:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as cause:
         raise CheckpointError(f"{path} can't be read as JSON: {cause}") from cause
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds a JSON {type(found).__name__}, not an object")
     return found
+
+
+def _text(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > LARGEST:
+            raise CheckpointError(f"{path} is larger than {LARGEST} bytes; is it the file it is named after?")
+        return path.read_text(encoding="utf-8")
+    except (ValueError, OSError) as cause:
+        if isinstance(cause, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} can't be read: {cause}") from cause

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tito_core.errors import FamilyError
+from tito_core.errors import CheckpointError, EncodingError, FamilyError
 from tito_core.families.family import AppendRoles, Family, Revision, Template, ThinkingDecision
 from tito_core.families.registry import LoadedFamily
 from tito_core.prompts import gate
@@ -76,7 +76,11 @@ class Codec:
             raise FamilyError(f"{family.name}: {cause.args[0]}") from None
         if model is not None:
             checkpoint = checkpoints.read(model)
-            encoder = Encoder.from_checkpoint(checkpoint.path, split_pattern=family.split_pattern)
+            checkpoints.check_model_type(family, checkpoint)
+            try:
+                encoder = Encoder.from_checkpoint(checkpoint.path, split_pattern=family.split_pattern)
+            except EncodingError as cause:
+                raise CheckpointError(str(cause), **cause.where) from cause
             warnings = checkpoints.accept(family, checkpoint, encoder)
             origin = Origin("checkpoint", str(checkpoint.path), encoder.sha256, None, tuple(warnings))
             return cls(loaded, encoder, loaded.template(checkpoint), rendering, origin)

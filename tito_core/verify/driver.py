@@ -80,7 +80,7 @@ def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
         append_roles=bench.roles.roles,
         truncation="close" if cutting else "refuse",
     )
-    engine = ScriptedEngine(codec, seed)
+    engine = ScriptedEngine(codec, seed, stopped=0.15)
 
     def turn() -> None:
         _turn(session, engine, messages, tools, done, rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096)

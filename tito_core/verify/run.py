@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import time
 from collections import Counter
@@ -189,7 +190,7 @@ class _Tally:
                         check="sessions",
                         vocabulary=bench.codec.origin.vocabulary,
                         what=f"session {number}: {done.broken.what}",
-                        conversation={"messages": done.messages},
+                        conversation=_json({"messages": done.messages}),
                         **done.broken.details,
                     )
                 )
@@ -278,10 +279,16 @@ def _size(conversation: Conversation) -> int:
     return len(repr(conversation))
 
 
+def _json(value: dict[str, Any]) -> dict[str, Any]:
+    """The value as it is after a trip through JSON: what a report holds."""
+    made: dict[str, Any] = json.loads(json.dumps(value))
+    return made
+
+
 def _failure(bench: Bench, check: str, conversation: Conversation | None, cause: Broken) -> Failure:
     saved: dict[str, Any] | None = None
     if conversation is not None:
-        saved = {**dataclasses.asdict(conversation), "messages": conversation.messages()}
+        saved = _json({**dataclasses.asdict(conversation), "messages": conversation.messages()})
     return Failure(
         check=check,
         vocabulary=bench.codec.origin.vocabulary,

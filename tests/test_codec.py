@@ -1,0 +1,264 @@
+"""`load`: a family bound to a shipped vocabulary or to a checkpoint, and what is refused, word for word."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tito_core
+from oracles import tokenizer_json
+from tito_core import Completion
+from tito_core.errors import CheckpointError, EncodingError, FamilyError, GateError, ThinkingError, UnknownFamilyError
+from tito_core.tokens import checkpoint
+from tito_core.verify.run import verify
+from token_path import NAMES, Name, literal_ids, toy_tokenizer
+
+R1_SHA256 = "ecb6f9fc369894346f0511f4074ca75cee5cd5f3b06d02f1ba35fcd39f8e121d"
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "naïve ☕"}]
+
+
+def directory(path: Path, config: Any = None, *, tokenizer: Path | bytes | None = None, **files: Any) -> Path:
+    """A checkpoint: config.json, tokenizer.json, and further files by their name with _ for the dot."""
+    path.mkdir(exist_ok=True)
+    if config is not None:
+        files["config_json"] = config
+    for name, value in files.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        (path / ".".join(name.rsplit("_", 1))).write_text(text, encoding="utf-8")
+    if isinstance(tokenizer, Path):
+        (path / "tokenizer.json").symlink_to(tokenizer)
+    elif tokenizer is not None:
+        (path / "tokenizer.json").write_bytes(tokenizer)
+    return path
+
+
+V32 = {"model_type": "deepseek_v32"}
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        tito_core.load("deepseekv32", model=path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_brings_its_own_vocabulary(name: Name, tmp_path: Path) -> None:
+    path = directory(tmp_path / "DeepSeek-V3.2", V32, tokenizer=tokenizer_json(name))
+    codec = tito_core.load("deepseekv32", model=path)
+    assert codec.prompt(MESSAGES).ids.tolist() == literal_ids(name, MESSAGES, thinking=True).tolist()
+    assert (codec.origin.vocabulary, codec.origin.title) == ("checkpoint", str(path))
+    assert codec.origin.stands_in_for is None
+    assert codec.origin.warnings == ()
+    assert codec.origin.sha256 == hashlib.sha256(tokenizer_json(name).read_bytes()).hexdigest()
+    assert codec.encoder.fast
+
+
+def test_verify_runs_on_a_checkpoint_and_records_what_it_does_not_know(tmp_path: Path) -> None:
+    """An unknown chat template is a warning; the path may be a string."""
+    config = {"chat_template": "{{ messages }}"}
+    path = directory(tmp_path / "m", V32, tokenizer=tokenizer_json("r1"), tokenizer_config_json=config)
+    report = verify("deepseekv32", model=str(path), conversations=6, sessions=1)
+    assert report.exit_code == 0
+    (used,) = report.vocabulary
+    assert (used.name, used.title, used.sha256, used.stands_in_for) == ("checkpoint", str(path), R1_SHA256, None)
+    digest = hashlib.sha256(b"{{ messages }}").hexdigest()
+    assert report.warnings == (
+        f"{path} has a chat template of its own (sha256 {digest}) that deepseekv32 does not know; prompts are rendered "
+        "with tito_deepseek.v32_encoding:V32Encoding, so make sure that this checkpoint is one of "
+        "deepseek-ai/DeepSeek-V3.2, deepseek-ai/DeepSeek-V3.2-Speciale",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "template"),
+    [
+        ({}, None),
+        ({"tokenizer_config_json": {}}, None),
+        ({"tokenizer_config_json": {"chat_template": "a"}}, "a"),
+        ({"tokenizer_config_json": {"chat_template": "a"}, "chat_template_jinja": "b"}, "b"),
+        ({"tokenizer_config_json": {"chat_template": [{"name": "tool_use", "template": "a"}]}}, None),
+        (
+            {
+                "tokenizer_config_json": {
+                    "chat_template": [{"name": "x", "template": "a"}, {"name": "default", "template": "b"}]
+                }
+            },
+            "b",
+        ),
+    ],
+)
+def test_which_chat_template_is_in_force(files: Mapping[str, Any], template: str | None, tmp_path: Path) -> None:
+    assert checkpoint.read(directory(tmp_path, V32, **files)).chat_template == template
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "qwen2"}, "'qwen2'"),  # a distilled model carries the type of its base
+        ({"model_type": "deepseek_v4"}, "'deepseek_v4'"),
+        ({"model_type": 3}, "None"),
+        ({}, "None"),
+    ],
+)
+def test_another_model_type_is_refused(config: object, said: str, tmp_path: Path) -> None:
+    """Before its tokenizer is read: there is none here."""
+    path = directory(tmp_path / "m", config)
+    assert refused(path) == (
+        f"{path} has the model type {said}, and deepseekv32 is 'deepseek_v32'; choose the family that this checkpoint "
+        "belongs to"
+    )
+
+
+def test_a_control_token_with_another_id_is_refused(tmp_path: Path) -> None:
+    declared = json.loads(tokenizer_json("r1").read_text(encoding="utf-8"))
+    tokens = {token["content"]: token for token in declared["added_tokens"]}
+    user, assistant = tokens["<｜User｜>"], tokens["<｜Assistant｜>"]
+    user["content"], assistant["content"] = assistant["content"], user["content"]
+    path = directory(tmp_path / "m", V32, tokenizer=json.dumps(declared).encode())
+    assert refused(path) == (
+        f"{path} has the control token '<｜User｜>' as id 128804, and deepseekv32 has it as 128803; it belongs to another "
+        "family"
+    )
+
+
+def test_a_missing_control_token_is_refused(tmp_path: Path) -> None:
+    path = directory(tmp_path / "m", V32, tokenizer=toy_tokenizer((), ("<|end|>",)))
+    assert refused(path) == (
+        f"{path} has no control token '<｜begin▁of▁sentence｜>', which deepseekv32 prints; it belongs to another family"
+    )
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    hint = "--model takes a checkpoint in Hugging Face layout on this machine"
+    assert refused(absent) == f"{absent} is not a directory; {hint}"
+    (tmp_path / "file").write_text("")
+    assert refused(tmp_path / "file") == f"{tmp_path / 'file'} is not a directory; {hint}"
+    empty = directory(tmp_path / "empty")
+    assert refused(empty) == f"{empty} has no config.json, so its model type is unknown; is it a whole checkpoint?"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "can't be read as JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[1]", "holds a JSON list, not an object"),
+        ("[" * 99999, "can't be read as JSON: maximum recursion depth exceeded"),
+    ],
+)
+def test_a_broken_config_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = directory(tmp_path / "m", text)
+    assert refused(path).startswith(f"{path / 'config.json'} {said}")
+
+
+def test_files_that_are_not_text_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = directory(tmp_path / "m", V32)
+    (path / "chat_template.jinja").write_bytes(b"\xff")
+    assert refused(path).startswith(
+        f"{path / 'chat_template.jinja'} can't be read: 'utf-8' codec can't decode byte 0xff"
+    )
+    monkeypatch.setattr(checkpoint, "LARGEST", 3)
+    assert refused(path) == f"{path / 'config.json'} is larger than 3 bytes; is it the file it is named after?"
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = directory(tmp_path / "m", V32, tokenizer=b"{}")
+    assert refused(path).startswith(
+        f"{path / 'tokenizer.json'}: this is not a tokenizer.json that `tokenizers` can read"
+    )
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = directory(tmp_path / "m", V32)
+    assert refused(path).startswith(f"{path} has no tokenizer.json, and transformers can't make one from what is there")
+
+
+def test_names_that_are_not_known_are_refused() -> None:
+    for arguments, said in (
+        ({"revision": "x"}, "deepseekv32: no revision is named 'x'; known: open, answered"),
+        ({"vocabulary": "x"}, "deepseekv32: no vocabulary is named 'x'; known: r1, v4"),
+        (
+            {"vocabulary": "r1", "model": "."},
+            "model and vocabulary are both given; a checkpoint brings its own vocabulary",
+        ),
+    ):
+        with pytest.raises(FamilyError) as caught:
+            tito_core.load("deepseekv32", **arguments)
+        assert str(caught.value) == said
+    with pytest.raises(UnknownFamilyError, match="no installed plugin provides the family 'deepseekv3'.*did you mean"):
+        tito_core.load("deepseekv3")
+
+
+def test_without_a_checkpoint_the_first_vocabulary_stands_in() -> None:
+    codec = tito_core.load("deepseekv32")
+    origin = codec.origin
+    assert (origin.vocabulary, origin.title, origin.sha256) == ("r1", "DeepSeek R1", R1_SHA256)
+    assert origin.stands_in_for == "DeepSeek V3.2"
+    assert codec.revision.name == "open"
+    assert [message.content for message in codec.normalise([{"role": "assistant", "content": None}])] == [""]
+
+
+def test_narrowed_roles_and_sessions() -> None:
+    codec = tito_core.load("deepseekv32")
+    assert codec.narrowed(None) == codec.append_roles
+    assert codec.narrowed(["tool", "user"]).roles == {"tool", "user"}
+    with pytest.raises(FamilyError) as caught:
+        codec.session(append_roles={"system"})
+    assert str(caught.value) == (
+        "deepseekv32: append roles ['system'] leave no append that a prompt may end with; keep one of ['tool', 'user'], "
+        "and what may stand before it"
+    )
+    with pytest.raises(FamilyError) as caught:
+        codec.session(append_roles={"user", "developer"})
+    assert str(caught.value) == (
+        "deepseekv32: append roles ['developer'] are not among the family's ['assistant', 'system', 'tool', 'user']: a "
+        "caller may narrow them, never widen them"
+    )
+    with pytest.raises(ThinkingError):
+        codec.session(thinking=True, chat_template_kwargs={"thinking": False})
+    session = codec.session(append_roles={"tool", "user"})
+    request = session.prepare(MESSAGES)
+    session.commit(request, Completion([67, 1], [0.0, 0.0], "stop", message={"role": "assistant", "content": "a"}))
+    with pytest.raises(GateError) as gated:
+        session.prepare(
+            [*MESSAGES, {"role": "assistant", "content": "a"}, {"role": "system", "content": "s"}, *MESSAGES]
+        )
+    assert str(gated.value) == (
+        "message 2 (system) can't be appended to a deepseekv32 session after an assistant message: what may stand there "
+        "is tool or user"
+    )
+
+
+def test_modes_are_named() -> None:
+    codec = tito_core.load("deepseekv32")
+    with pytest.raises(EncodingError) as caught:
+        codec.prompt(MESSAGES, mode="strict")  # type: ignore[arg-type]
+    assert str(caught.value) == "no encoding mode is named 'strict'; choose literal, reject or engine"
+
+
+def test_compare_and_decode() -> None:
+    codec = tito_core.load("deepseekv32")
+    ids = codec.prompt(MESSAGES).ids
+    assert codec.decode(ids) == "<｜begin▁of▁sentence｜><｜User｜>naïve ☕<｜Assistant｜><think>"
+    assert codec.compare(ids, ids.copy()) == []
+    (found,) = codec.compare(ids, np.append(ids, np.int32(1)))
+    assert found.kind == "special_token_count"
+
+
+def test_a_mode_of_truncation_is_chosen_by_the_session() -> None:
+    codec = tito_core.load("deepseekv32")
+    session = codec.session(truncation="close")
+    said = {"role": "assistant", "content": "", "reasoning_content": "a"}
+    session.commit(session.prepare(MESSAGES), Completion([67, 67], [0.0, 0.0], "length", message=said))
+    request = session.prepare([*MESSAGES, said, {"role": "user", "content": "on"}])
+    assert codec.decode(request.ledger.inserted) == "</think><｜end▁of▁sentence｜>"
+    session.commit(request, Completion([67, 1], [0.0, 0.0], "stop", message={"role": "assistant", "content": "a"}))
+    (sample,) = session.samples()
+    assert sample.loss_mask.sum() == 4
+    assert {mismatch.kind for mismatch in session.compare()} <= {"assistant_text"}

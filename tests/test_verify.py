@@ -1,0 +1,283 @@
+"""The run of a verification: what it draws, what it counts, and how it reports a promise that broke."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import find, given, seed, settings
+
+import tito_core
+from mutants import MUTANTS, in_effect
+from tito_core import Codec
+from tito_core.errors import CheckpointError, FamilyError, UnknownFamilyError
+from tito_core.families.registry import Registry
+from tito_core.prompts.gate import check_append, check_prompt
+from tito_core.verify import bench, run
+from tito_core.verify.bench import Bench, Broken, same_ids
+from tito_core.verify.cases import Conversation, conversations
+from tito_core.verify.checks import CHECKS
+from tito_core.verify.driver import actions, drive
+from tito_core.verify.report import Report
+
+MUTANT = {mutant.name: mutant for mutant in MUTANTS}
+EVERY = {"tool", "user", "system", "assistant"}
+
+
+@cache
+def codec() -> Codec:
+    return tito_core.load("deepseekv32", vocabulary="r1")
+
+
+def verify(**arguments: Any) -> Report:
+    return run.verify("deepseekv32", **{"vocabulary": "r1", "conversations": 12, "sessions": 3, **arguments})
+
+
+def timeless(report: Report) -> Report:
+    return report.model_copy(update={"seconds": 0.0})
+
+
+def test_a_seed_reproduces_a_run_and_another_draws_others() -> None:
+    one, again, other = verify(seed=5), verify(seed=5), verify(seed=6)
+    assert timeless(one) == timeless(again)
+    assert one.sessions != other.sessions
+    assert [check.tokens for check in one.checks] != [check.tokens for check in other.checks]
+    assert (one.seed, other.seed, one.exit_code, other.exit_code) == (5, 6, 0, 0)
+
+
+def test_vocabularies_divide_the_work() -> None:
+    seen: list[tuple[str, int, int]] = []
+    report = run.verify(
+        "deepseekv32", conversations=13, sessions=5, progress=lambda what, done, of: seen.append((what, done, of))
+    )
+    assert [used.name for used in report.vocabulary] == ["r1", "v4"]
+    assert [used.stands_in_for for used in report.vocabulary] == ["DeepSeek V3.2"] * 2
+    counts = {check.name: check.conversations for check in report.checks}
+    assert counts["prefix"] == counts["equality"] == counts["seam"] == 13
+    assert (report.sessions.driven, report.sessions.passed) == (5, 5)
+    assert max(done for what, done, _ in seen if what == "checks on r1") == 7
+    assert max(done for what, done, _ in seen if what == "checks on v4") == 6
+    assert [(done, of) for what, done, of in seen if what == "sessions"] == [(number, 5) for number in range(5)]
+
+
+def test_every_action_is_driven() -> None:
+    report = verify(conversations=1, sessions=24)
+    assert set(report.sessions.actions) == {*actions(codec().append_roles, codec().family.boundary), "parallel_results"}
+    assert report.sessions.turns >= 24 * 6
+    assert report.sessions.mismatches["assistant_text"] > 0
+    assert sum(report.sessions.mismatches.values()) == report.sessions.mismatches["assistant_text"]
+
+
+@pytest.mark.parametrize("revision", ["open", "answered"])
+def test_revisions(revision: str) -> None:
+    report = verify(revision=revision, conversations=30)
+    assert (report.revision, report.exit_code, report.failures) == (revision, 0, ())
+    assert verify(conversations=1, sessions=0).revision == "open"
+
+
+@pytest.mark.parametrize("roles", [{"user"}, {"tool", "user"}, {"tool"}, {"system", "user"}, {"user", "assistant"}])
+def test_narrowed_roles_shorten_generation_and_schedule(roles: set[str]) -> None:
+    report = verify(append_roles=roles, conversations=25, sessions=8)
+    assert (report.exit_code, report.failures) == (0, ())
+    driven = set(report.sessions.actions)
+    assert ("tool_results" in driven) == ("tool" in roles)
+    assert ("user" in driven) == ("user" in roles)
+    assert ("system_then_user" in driven) == ("system" in roles)
+    assert ("assistant_then_user" in driven) == ("assistant" in roles)
+    assert ("tool_results_then_user" in driven) == ({"tool", "user"} <= roles)
+    counts = {check.name: check.conversations for check in report.checks}
+    assert counts["prefix"] == 25
+    assert bool(counts["results"]) == ("tool" in roles)
+
+
+def _appended(conversation: Conversation) -> Iterable[tuple[dict[str, Any], tuple[dict[str, Any], ...]]]:
+    return ((one.assistant, one.appended) for one in conversation.rounds)
+
+
+@pytest.mark.parametrize(
+    "roles", [EVERY, {"user"}, {"tool"}, {"tool", "user"}, {"system", "user"}, {"tool", "user", "assistant"}]
+)
+def test_generated_conversations_pass_the_gate(roles: set[str]) -> None:
+    narrowed = codec().narrowed(roles)
+
+    @settings(max_examples=60, database=None)
+    @given(conversations(codec().family, narrowed))
+    def passes(conversation: Conversation) -> None:
+        made = codec().normalise(conversation.messages())
+        place = len(conversation.prompt)
+        check_prompt(made[:place], codec().append_roles, "deepseekv32")
+        for assistant, appended in _appended(conversation):
+            place += 1
+            assert made[place - 1].role == assistant["role"] == "assistant"
+            assert appended
+            check_append(made[place : place + len(appended)], narrowed, "deepseekv32", place)
+            place += len(appended)
+        assert place == len(made)
+
+    passes()
+
+
+def test_every_declared_pair_is_generated_and_no_other() -> None:
+    found: set[tuple[str, str]] = set()
+
+    @settings(max_examples=300, database=None)
+    @seed(0)
+    @given(conversations(codec().family, codec().append_roles))
+    def collects(conversation: Conversation) -> None:
+        for _, appended in _appended(conversation):
+            found.update(pairwise(["assistant", *(message["role"] for message in appended)]))
+
+    collects()
+    declared = {(before, role) for before, roles in codec().append_roles.follows.items() for role in roles}
+    assert found == {*declared, ("tool", "tool")}
+
+
+def test_parallel_results_are_generated_out_of_order() -> None:
+    def shuffled(conversation: Conversation) -> bool:
+        return any(
+            [message["tool_call_id"] for message in appended if message["role"] == "tool"]
+            != [call["id"] for call in assistant.get("tool_calls", ())]
+            for assistant, appended in _appended(conversation)
+        )
+
+    assert find(conversations(codec().family, codec().append_roles), shuffled, settings=settings(database=None))
+
+
+def test_a_report_survives_json() -> None:
+    with in_effect(MUTANT["doubled opener"]):
+        report = verify()
+    assert report.failures
+    assert Report.model_validate_json(report.model_dump_json()) == report
+    assert set(report.model_dump()) == {
+        *(
+            "schema_version",
+            "family",
+            "distribution",
+            "version",
+            "revision",
+            "vocabulary",
+            "template",
+            "seed",
+            "seconds",
+        ),
+        *("warnings", "checks", "sessions", "failures", "exit_code"),
+    }
+    assert (report.schema_version, report.family, report.distribution) == (1, "deepseekv32", "tito-deepseek")
+    assert report.template.reference == "tito_deepseek.v32_encoding:V32Encoding"
+
+
+def test_a_failure_is_small_and_shows_where_ids_differ() -> None:
+    """The opener is printed twice: one user, one answer, one user show it."""
+    with in_effect(MUTANT["doubled opener"]):
+        report = verify(conversations=60)
+    seam = next(failure for failure in report.failures if failure.check == "seam")
+    assert seam.said == 'user "0", assistant "0", user "0"'
+    assert seam.conversation is not None
+    assert seam.conversation["messages"] == [
+        {"role": "user", "content": "0"},
+        {"role": "assistant", "content": "0"},
+        {"role": "user", "content": "0"},
+    ]
+    assert seam.vocabulary == "r1"
+    assert seam.message_index == 2
+    think = codec().encoder.token_id("<think>")
+    assert seam.first_index is not None
+    assert seam.actual_ids == (*seam.expected_ids, seam.actual_ids[-1])
+    assert seam.what.startswith(
+        f"after user, message 2: first id that differs {seam.first_index}: got {seam.actual_ids[-1]} "
+    )
+    assert seam.what.endswith(", expected nothing")
+    assert think in seam.expected_ids or seam.conversation["thinking"] is False
+    assert seam.expected_text == codec().decode(list(seam.expected_ids))
+    assert seam.actual_text == codec().decode(list(seam.actual_ids))
+    assert report.exit_code == 1
+    assert {check.name for check in report.checks if not check.ok} <= {failure.check for failure in report.failures}
+
+
+def test_what_needs_calls_shrinks_to_calls() -> None:
+    with in_effect(MUTANT["result reordered"]):
+        report = verify(conversations=60)
+    (failure,) = report.failures
+    assert failure.check == "results"
+    assert failure.conversation is not None
+    assert len(failure.conversation["rounds"]) == 1
+    (assistant,) = (message for message in failure.conversation["messages"] if message.get("tool_calls"))
+    assert len(assistant["tool_calls"]) == 2
+    assert {call["function"]["arguments"] for call in assistant["tool_calls"]} == {"{}"}
+
+
+def test_shrinking_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the check is; what was found first is kept."""
+    monkeypatch.setattr(run, "SHRINK_SECONDS", 0.2)
+
+    def slow(bench: Bench, conversation: Conversation) -> int:
+        time.sleep(0.05)
+        raise Broken("always")
+
+    check = next(check for check in CHECKS if check.name == "seam")
+    monkeypatch.setattr(run, "CHECKS", (type(check)("slow", "", each=slow),))
+    began = time.monotonic()
+    report = verify(conversations=5, sessions=0)
+    assert [(failure.check, failure.what) for failure in report.failures] == [("slow", "always")]
+    assert time.monotonic() - began < 15
+
+
+def test_a_plugins_own_fault_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tito_deepseek.v32_encoding import V32Encoding
+
+    render = V32Encoding.render
+
+    def broken(self: Any, messages: Any, **arguments: Any) -> Any:
+        if any(message.role == "tool" for message in messages):
+            raise KeyError("lost")
+        return render(self, messages, **arguments)
+
+    monkeypatch.setattr(V32Encoding, "render", broken)
+    report = verify(conversations=30)
+    assert report.exit_code == 1
+    whats = {failure.check: failure.what for failure in report.failures}
+    assert whats["prefix"].startswith("KeyError: 'lost' (test_verify.py, line ")
+    assert "sessions" in whats
+
+
+def test_what_can_not_be_verified_raises() -> None:
+    with pytest.raises(UnknownFamilyError):
+        run.verify("nosuch")
+    with pytest.raises(CheckpointError):
+        verify(model="/nowhere", vocabulary=None)
+    with pytest.raises(FamilyError):
+        verify(vocabulary="nosuch")
+    with pytest.raises(FamilyError):
+        verify(append_roles={"system"})
+    with pytest.raises(UnknownFamilyError):
+        run.verify("deepseekv32", registry=Registry(()))
+
+
+def test_same_ids_shows_both_runs() -> None:
+    one = Bench(codec(), codec().append_roles, 0)
+    with pytest.raises(Broken) as caught:
+        same_ids(one, np.array([1, 67, 68], np.int32), np.array([1, 67], np.int32), "short", offset=10, role="user")
+    assert caught.value.what == "short: first id that differs 12: got nothing, expected 68 'b'"
+    assert caught.value.details == {
+        "first_index": 12,
+        "expected_ids": (1, 67, 68),
+        "actual_ids": (1, 67),
+        "expected_text": "<｜end▁of▁sentence｜>ab",
+        "actual_text": "<｜end▁of▁sentence｜>a",
+        "role": "user",
+    }
+    same_ids(one, np.array([1], np.int32), np.array([1], np.int32), "same")
+    assert bench.AROUND >= 1
+
+
+def test_a_session_is_the_same_from_its_seed() -> None:
+    one = Bench(codec(), codec().append_roles, 0)
+    first, again = drive(one, 7), drive(one, 7)
+    assert (first.actions, first.messages, first.tokens) == (again.actions, again.messages, again.tokens)
+    assert first.messages != drive(one, 8).messages
+    assert first.broken is None
