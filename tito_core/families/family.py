@@ -24,6 +24,7 @@ from pydantic import (
     PlainSerializer,
     StrictBool,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -334,6 +335,17 @@ class Speculative(Declaration):
     num_draft_tokens: int = Field(ge=1)
     draft_model: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _together(cls, given: Any) -> Any:
+        numbers = ("num_steps", "eagle_topk", "num_draft_tokens")
+        if isinstance(given, dict) and (missing := [name for name in numbers if given.get(name) is None]):
+            raise ValueError(
+                f"speculation gives {', '.join(numbers[:-1])} and {numbers[-1]} together, or is None; missing: "
+                f"{', '.join(missing)}"
+            )
+        return given
+
 
 class Recipe(Declaration):
     """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation."""
@@ -374,6 +386,19 @@ class KnownIssue(Declaration):
     advice: str
     profiles: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
+
+    @field_validator("matches")
+    @classmethod
+    def _pattern(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as cause:
+            raise ValueError(f"{pattern!r} is not a regular expression: {cause}") from None
+        return pattern
+
+    def explains(self, log: str) -> bool:
+        """Whether an engine's log, or an error's text, shows this fault."""
+        return re.search(self.matches, log, re.DOTALL) is not None
 
 
 class Case(Declaration):
@@ -488,6 +513,13 @@ class Family(Declaration):
         ):
             if stray := [token for token in tokens if token not in known]:
                 raise ValueError(f"{what} names {stray}, which control_tokens does not")
+        for issue in self.known_issues:
+            if stray := set(issue.profiles) - set(self.recipes):
+                raise ValueError(f"the known issue {issue.name!r} names profiles {sorted(stray)}, which recipes does not")
+            if stray := set(issue.engines) - set(self.parsers):
+                raise ValueError(f"the known issue {issue.name!r} names engines {sorted(stray)}, which parsers does not")
+        if self.recipes and "default" not in self.recipes:
+            raise ValueError(f"recipes has {sorted(self.recipes)}, and no profile named 'default'")
         owner: dict[str, str] = {}
         for what, keys in (
             ("thinking.aliases", self.thinking.aliases),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from tito_core.families.family import APPEND_ROLES, AppendRoles, Family, Role
+from tito_core.families.family import AppendRoles, Case, Family
 
 __all__ = ["Conversation", "Round", "conversations"]
 
@@ -51,6 +52,27 @@ class Conversation:
     tools: tuple[dict[str, Any], ...]
     prompt: tuple[dict[str, Any], ...]
     rounds: tuple[Round, ...]
+
+    @classmethod
+    def of(cls, case: Case, family: Family) -> Conversation:
+        """A family's own case: its first prompt up to the first assistant message, and a round for each of those.
+
+        A case that an assistant says nothing in gets a round of the shortest kind.
+        """
+        modes = [value for key, value in case.chat_template_kwargs.items() if key in family.thinking.aliases]
+        starts = [place for place, message in enumerate(case.messages) if message["role"] == "assistant"]
+        edges = [*starts, len(case.messages)]
+        said = [
+            Round(case.messages[start], case.messages[start + 1 : end], stopped=False, seed=start)
+            for start, end in pairwise(edges)
+        ]
+        shortest = Round({"role": "assistant", "content": "0"}, ({"role": "user", "content": "0"},), False, 0)
+        return cls(
+            thinking=modes[0] if modes else family.thinking.default,
+            tools=case.tools,
+            prompt=case.messages[: edges[0]],
+            rounds=tuple(said or [shortest]),
+        )
 
     def messages(self, rounds: int | None = None) -> list[dict[str, Any]]:
         """The whole conversation after so many rounds, ending where the engine would sample next."""

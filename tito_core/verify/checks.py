@@ -20,7 +20,7 @@ import numpy as np
 
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EncodingError, GateError, MessageError, ThinkingError, TitoError, TruncatedTurnError
-from tito_core.families.family import APPEND_ROLES
+from tito_core.families.family import APPEND_ROLES, Deployment, load_reference
 from tito_core.prompts.messages import Message
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed
@@ -716,6 +716,23 @@ _CUTS: Final = 3
 """So many cuts of each completion are read."""
 
 
+def recipe(bench: Bench) -> int:
+    """Every declared recipe can be asked for, every rule called, and the declaration is the same after JSON."""
+    loaded, family = bench.codec.loaded, bench.codec.family
+    tried = 1
+    again = type(family).model_validate_json(family.model_dump_json())
+    if again != family:
+        raise Broken("the declaration is another one after a trip through JSON")
+    for profile in family.recipes:
+        tried += 1
+        loaded.recipe(Deployment(profile=profile))
+    for rule in family.recipe_rules:
+        tried += 1
+        if not callable(load_reference(rule.check)):
+            raise Broken(f"the recipe rule {rule.name!r} names {rule.check}, which can't be called")
+    return tried
+
+
 CHECKS = (
     Check("resolve", "one template, every control token one id", once=resolve),
     Check("thinking", "one mode, rendered and forwarded alike", once=thinking),
@@ -731,4 +748,5 @@ CHECKS = (
     Check("control", "content never becomes a control token", once=control_tokens, each=control),
     Check("parse", "a completion reads back as what was said", each=parse),
     Check("compare", "faults are told from drift", each=compare),
+    Check("recipe", "recipes, rules and declaration are whole", once=recipe),
 )

@@ -149,6 +149,9 @@ class _Tally:
                     self.conversations[check.name] += 1
                     self.tokens[check.name] += tokens
 
+        for case in bench.codec.loaded.cases():
+            examine(Conversation.of(case, bench.codec.family))
+        done = 0
         if share:
             _generate(bench, examine, share, (Phase.generate,))
         for check in CHECKS:

@@ -7,9 +7,12 @@ from tito_core import (
     Boundary,
     ControlToken,
     Family,
+    KnownIssue,
     Parsers,
+    Recipe,
     Revision,
     Segments,
+    Speculative,
     Thinking,
     Vocabulary,
     hookimpl,
@@ -36,6 +39,38 @@ VOCABULARIES = (
         title="DeepSeek V4",
         stands_in_for="DeepSeek V3.2",
     ),
+)
+
+
+EIGHT = {"tensor_parallel": 8, "expert_parallel": 8}
+RECIPES = {
+    "default": Recipe(
+        speculative=Speculative(algorithm="EAGLE", num_steps=2, eagle_topk=1, num_draft_tokens=3),
+        source="miles, session verification of DeepSeek V3.2",
+        **EIGHT,
+    ),
+    "plain": Recipe(
+        speculative=None,
+        source="the default without speculation; seen to hold 64 of 64 sessions on GPUs",
+        **EIGHT,
+    ),
+    "low-latency": Recipe(
+        speculative=Speculative(algorithm="EAGLE", num_steps=3, eagle_topk=1, num_draft_tokens=4),
+        source="SGLang, docs/basic_usage/deepseek_v32.md",
+        **EIGHT,
+    ),
+}
+
+NEXTN_LOADER = KnownIssue(
+    name="nextn-fuse-qkv-a-proj",
+    summary=(
+        "SGLang can't load the draft model that the checkpoint carries: its DeepseekV3ForCausalLMNextN lacks "
+        "fuse_qkv_a_proj."
+    ),
+    matches=r"DeepseekV3ForCausalLMNextN.*fuse_qkv_a_proj|fuse_qkv_a_proj.*DeepseekV3ForCausalLMNextN",
+    advice="Serve with the profile plain, or with an SGLang whose NextN model has it.",
+    profiles=("default", "low-latency"),
+    engines=("sglang",),
 )
 
 
@@ -89,5 +124,7 @@ def tito_family() -> Family:
             Revision(name="answered", kwargs={"answered": True}, note="a closed one where another message follows"),
         ),
         vocabularies=VOCABULARIES,
+        recipes=RECIPES,
+        known_issues=(NEXTN_LOADER,),
         peers={"miles-tito-tokenizers": "deepseekv32"},
     )
