@@ -14,15 +14,19 @@ No family is installed. A family comes in a plugin, a distribution of its own: i
 
 
 @click.command("families")
-def command() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
     """List the installed families.
 
     Nothing is imported to learn this; `tito show FAMILY` loads one.
     """
-    from tito_core.cli.output import console, emit, grid
+    from tito_core.cli.output import console, emit, emit_json, grid
     from tito_core.families.registry import list_families
 
     found = list_families()
+    if as_json:
+        emit_json(families=[one._asdict() for one in found])
+        return
     if not found:
         click.echo(_NONE)
         return

@@ -29,6 +29,7 @@ INTERRUPTED: Final = 130
 _COMMANDS: Final = {
     "families": "List the installed families.",
     "show": "Show what a family declares.",
+    "doctor": "Diagnose every installed plugin.",
     "verify": "Prove that a family keeps its promises.",
 }
 
@@ -81,8 +82,8 @@ def _debug() -> None:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 all held, 1 a promise broke, 2 usage, 3 the family or the checkpoint could not be loaded, "
-    "70 a fault of tito itself.",
+    epilog="Exit codes: 0 all held, 1 a promise broke or a plugin is broken, 2 usage, 3 the family or the checkpoint "
+    "could not be loaded, 70 a fault of tito itself.",
 )
 @click.version_option(__version__, "-V", "--version", message="tito-core %(version)s")
 def tito() -> None:

@@ -5,16 +5,20 @@ On a terminal a table fits its width; elsewhere lines are as long as they need t
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "emit", "grid"]
+__all__ = ["SCHEMA_VERSION", "console", "emit", "emit_json", "grid"]
+
+SCHEMA_VERSION: Final = 1
+"""Of what `--json` prints: a field may be added under one number, and means the same for ever."""
 
 _ENDLESS: Final = 100_000
 
@@ -32,6 +36,11 @@ def emit(to: Console, *what: RenderableType) -> None:
     with to.capture() as captured:
         to.print(*what, sep="\n")
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), file=to.file, color=True)
+
+
+def emit_json(**fields: Any) -> None:
+    """Prints one JSON object, `schema_version` first."""
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **fields}, ensure_ascii=False, indent=2))
 
 
 def grid(

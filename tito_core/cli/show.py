@@ -19,13 +19,22 @@ __all__ = ["command"]
 
 @click.command("show")
 @click.argument("family")
-def command(family: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the whole declaration.")
+def command(family: str, as_json: bool) -> None:
     """Show what FAMILY declares: models, template, append roles, vocabularies."""
-    from tito_core.cli.output import console, emit, grid
+    from tito_core.cli.output import console, emit, emit_json, grid
     from tito_core.families.registry import default_registry
 
     loaded = default_registry.family(family)
     declared, info = loaded.declaration, loaded.info
+    if as_json:
+        emit_json(
+            **info._asdict(),
+            template=loaded.template().model_dump(mode="json"),
+            append_roles=loaded.append_roles().model_dump(mode="json"),
+            family=declared.model_dump(mode="json"),
+        )
+        return
     out = console()
     emit(out, f"{declared.name} ({plain(f'{info.distribution} {info.version}, {info.module}')})")
     emit(out, grid((f"  {label}", plain(value)) for label, value in _facts(loaded)))

@@ -514,10 +514,10 @@ class Family(Declaration):
             if stray := [token for token in tokens if token not in known]:
                 raise ValueError(f"{what} names {stray}, which control_tokens does not")
         for issue in self.known_issues:
-            if stray := set(issue.profiles) - set(self.recipes):
-                raise ValueError(f"the known issue {issue.name!r} names profiles {sorted(stray)}, which recipes does not")
-            if stray := set(issue.engines) - set(self.parsers):
-                raise ValueError(f"the known issue {issue.name!r} names engines {sorted(stray)}, which parsers does not")
+            if unknown := sorted(set(issue.profiles) - set(self.recipes)):
+                raise ValueError(f"the known issue {issue.name!r} names profiles {unknown}, which recipes does not")
+            if unknown := sorted(set(issue.engines) - set(self.parsers)):
+                raise ValueError(f"the known issue {issue.name!r} names engines {unknown}, which parsers does not")
         if self.recipes and "default" not in self.recipes:
             raise ValueError(f"recipes has {sorted(self.recipes)}, and no profile named 'default'")
         owner: dict[str, str] = {}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from tito_core.families.family import AppendRoles, Case, Family
+from tito_core.families.family import APPEND_ROLES, AppendRoles, Case, Family, Role
 
 __all__ = ["Conversation", "Round", "conversations"]
 
@@ -54,12 +54,11 @@ class Conversation:
     rounds: tuple[Round, ...]
 
     @classmethod
-    def of(cls, case: Case, family: Family) -> Conversation:
+    def of(cls, case: Case, thinking: bool) -> Conversation:
         """A family's own case: its first prompt up to the first assistant message, and a round for each of those.
 
         A case that an assistant says nothing in gets a round of the shortest kind.
         """
-        modes = [value for key, value in case.chat_template_kwargs.items() if key in family.thinking.aliases]
         starts = [place for place, message in enumerate(case.messages) if message["role"] == "assistant"]
         edges = [*starts, len(case.messages)]
         said = [
@@ -68,7 +67,7 @@ class Conversation:
         ]
         shortest = Round({"role": "assistant", "content": "0"}, ({"role": "user", "content": "0"},), False, 0)
         return cls(
-            thinking=modes[0] if modes else family.thinking.default,
+            thinking=thinking,
             tools=case.tools,
             prompt=case.messages[: edges[0]],
             rounds=tuple(said or [shortest]),

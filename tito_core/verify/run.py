@@ -150,7 +150,8 @@ class _Tally:
                     self.tokens[check.name] += tokens
 
         for case in bench.codec.loaded.cases():
-            examine(Conversation.of(case, bench.codec.family))
+            mode = bench.codec.decide(chat_template_kwargs=case.chat_template_kwargs).enabled
+            examine(Conversation.of(case, mode))
         done = 0
         if share:
             _generate(bench, examine, share, (Phase.generate,))
