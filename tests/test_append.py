@@ -16,6 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import tito_core
+from conversations import Json, assistants, carriers, contents, tool_schemas
+from tito_core import Boundary, Codec, Encoder, Message, ThinkingDecision, ToolCall
+from tito_core.errors import AppendError, EncodingError, TemplateError, TruncatedTurnError
+from tito_core.prompts.template import Parts, Rendered, Span
+from tito_core.tokens.append import Append, Joiner
 from token_path import (
     ASSISTANT,
     BOS,
@@ -34,13 +41,6 @@ from token_path import (
     resplit,
     toy_tokenizer,
 )
-
-import tito_core
-from conversations import Json, assistants, carriers, contents, tool_schemas
-from tito_core import Boundary, Codec, Encoder, Message, ThinkingDecision, ToolCall
-from tito_core.errors import AppendError, EncodingError, TemplateError, TruncatedTurnError
-from tito_core.prompts.template import Parts, Rendered, Span
-from tito_core.tokens.append import Append, Joiner
 from v32_upstream import upstream_text
 
 FOLLOWS = {

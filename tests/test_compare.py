@@ -10,6 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import tito_core
+from conversations import Json
+from tito_core import Codec, Comparator, Encoder, Mismatch
+from tito_core.families.family import Segments
+from tito_core.tokens.compare import FAULTS, KINDS
 from token_path import (
     ASSISTANT,
     BOS,
@@ -25,12 +31,6 @@ from token_path import (
     plain,
     toy_tokenizer,
 )
-
-import tito_core
-from conversations import Json
-from tito_core import Codec, Comparator, Encoder, Mismatch
-from tito_core.families.family import Segments
-from tito_core.tokens.compare import FAULTS, KINDS
 
 SPECIAL, TYPE, TEXT, SOFT = KINDS
 CALL = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}

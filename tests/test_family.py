@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_families import ROLES, RULES, declaration, family
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fake_distributions import returned
-from fake_families import ROLES, RULES, declaration, family
 from tito_core import (
     AppendRoles,
     Boundary,

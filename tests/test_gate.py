@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_families import ROLES, RULES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fake_distributions import fakes_below, source
-from fake_families import ROLES, RULES
 from tito_core import AppendRoles, Codec, Encoder, Message, ThinkingDecision, ToolCall
 from tito_core.errors import GateError
 from tito_core.prompts.gate import check_append, check_prompt

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable
 from email.parser import Parser
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,23 @@ def test_the_plugin_wheel_holds_the_plugin_with_its_vocabularies(wheels: dict[st
     ]
     requires = Parser().parsestr(metadata(wheels["tito_deepseek"], "METADATA")).get_all("Requires-Dist")
     assert requires == ["tito-core<0.2,>=0.1"]
+
+
+@pytest.mark.parametrize("package", [ROOT / "tito_core", PLUGIN / "tito_deepseek"], ids=lambda path: path.name)
+def test_what_is_imported_is_declared(package: Path) -> None:
+    """That another dependency happens to bring it is no promise."""
+    project = tomllib.loads((package.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[<>=!~ ;\[]", line)[0] for line in project["dependencies"]} | {project["name"]}
+    imported: dict[str, str] = {}
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0]: str(path) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported[node.module.partition(".")[0]] = str(path)
+    homes = packages_distributions()
+    foreign = {name: at for name, at in imported.items() if name not in {*sys.stdlib_module_names, package.name}}
+    assert {name: at for name, at in foreign.items() if not declared & set(homes.get(name, ()))} == {}
 
 
 def installed(home: Path, *wheels: Path) -> Tito:

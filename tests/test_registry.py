@@ -16,10 +16,10 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from fake_families import RULES, family
 
 import tito_core
 from fake_distributions import Fakes, fakes_below, in_a_child, override, source, told
-from fake_families import RULES, family
 from tito_core import AppendRoles, Deployment, Diagnosis, FamilyInfo, Layer, Recipe, Registry, Revision, Template
 from tito_core.errors import FamilyError, PluginError, UnknownFamilyError
 from tito_core.families import diagnosis, hooks

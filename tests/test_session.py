@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from token_path import EOS, engine_ids
 
 import tito_core
 from tito_core import Codec, Completion, Session, Turn
@@ -25,6 +24,7 @@ from tito_core.errors import (
     TitoError,
     TruncatedTurnError,
 )
+from token_path import EOS, engine_ids
 from v32_upstream import upstream_text
 
 Json = dict[str, Any]

@@ -34,12 +34,15 @@ _SPLIT: Final = 0.15
 
 
 class ScriptedEngine:
-    """Says messages in sampled-looking ids, for one codec. Not safe to share between threads."""
+    """Says messages in sampled-looking ids, for one codec. Not safe to share between threads.
 
-    def __init__(self, codec: Codec, seed: int = 0, *, canonical: bool = False) -> None:
+    `stopped` is the share of its own replies that a stop string ends, without a stop token.
+    """
+
+    def __init__(self, codec: Codec, seed: int = 0, *, canonical: bool = False, stopped: float = 0.0) -> None:
         self._codec = codec
         self._random = random.Random(seed)
-        self._canonical = canonical
+        self._canonical, self._stopped = canonical, stopped
 
     def complete(self, request: Request, *, max_tokens: int = 4096) -> Completion:
         """Samples a reply of its own to a request: thoughts where thinking is on, calls where tools were offered."""

@@ -229,7 +229,7 @@ class Session:
         last = self._turns[-1]
         rendered = self.codec.render(self.messages(), tools=last.tools, decision=last.decision)
         expected = self.codec.encode(rendered, self._encoding)
-        return self.codec.compare(expected.ids, last.ids, expected.spans)
+        return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans)
 
     def samples(self, *, max_tokens: int | None = None) -> list[Sample]:
         """The training samples: one, of the whole line of turns, cut after `max_tokens` ids; none without a turn."""

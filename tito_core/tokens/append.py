@@ -140,6 +140,15 @@ class Joiner:
         joined = np.concatenate((parent[:0], *inserted))
         return Append(parent, kept, len(parent) - kept, joined, suffix, encoded, turn.length - 1)
 
+    def finished(self, ids: Ids) -> Ids:
+        """A turn's ids, int32, ending as the template ends a message: a stop token and glue, or no shared opener."""
+        stopped, glued = self._ended(ids)
+        if stopped:
+            return ids[:-1] if int(ids[-1]) in self._shared_ids else ids if glued else np.concatenate((ids, self._glue))
+        if self._stop_ids[0] in self._shared_ids:
+            return ids
+        return np.concatenate((ids, self._printed(self._boundary.stop[0]), self._glue))
+
     def _ended(self, ids: Ids) -> tuple[bool, bool]:
         """Whether ids end a turn, whatever the engine's finish reason; and whether the glue stands there already."""
         if int(ids[-1]) in self._stop_ids:
@@ -200,10 +209,9 @@ class Joiner:
     def _sampled_text(self, ids: Ids) -> str:
         """Text of sampled ids, with every mark that is a control token taken out of what was sampled as plain text."""
         encoder = self._encoder
-        controls = [
-            mark for pair in self._boundary.marks.values() for mark in pair if encoder.token_id(mark) is not None
-        ]
-        edges = np.flatnonzero(np.isin(ids, [encoder.token_id(mark) for mark in controls])).tolist()
+        marks = {mark: encoder.token_id(mark) for pair in self._boundary.marks.values() for mark in pair}
+        controls = {mark: number for mark, number in marks.items() if number is not None}
+        edges = np.flatnonzero(np.isin(ids, list(controls.values()))).tolist()
         made, place = [], 0
         for edge in (*edges, len(ids)):
             plain = encoder.decode(ids[place:edge])

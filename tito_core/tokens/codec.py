@@ -143,6 +143,10 @@ class Codec:
         gate.check_append(appended, append_roles or self.append_roles, self.family.name, turn.length)
         return self._joiner.join(turn, appended, kwargs=self._kwargs(turn.decision), mode=mode, truncation=truncation)
 
+    def finished(self, turn: Turn) -> Ids:
+        """A turn's ids, ending as a full render of its messages ends: what `compare` expects of a last turn."""
+        return self._joiner.finished(turn.ids)
+
     def compare(self, expected: Ids, actual: Ids, spans: Sequence[IdSpan] = ()) -> list[Mismatch]:
         """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's."""
         return self._comparator.compare(expected, actual, spans)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EncodingError, TitoError
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts.messages import Message
+from tito_core.prompts.template import Rendered
 from tito_core.responses.completion import Completion
 from tito_core.tokens.append import Append, FinishReason, Ids
 from tito_core.tokens.codec import Codec
 from tito_core.verify.cases import Conversation
 
-__all__ = ["Bench", "Broken", "Step", "StoredTurn", "same_ids"]
+_T = TypeVar("_T")
+
+__all__ = ["Bench", "Broken", "Step", "StoredTurn", "of_error", "same_ids", "stored"]
 
 AROUND = 6
 """How many ids are shown on either side of a first difference."""
@@ -31,6 +37,16 @@ class Broken(AssertionError):
         super().__init__(what)
         self.what = what
         self.details = details
+
+
+def of_error(cause: Exception) -> Broken:
+    """An error where none should be: one of ours with its place, another's with the line that raised it."""
+    if isinstance(cause, TitoError):
+        where, at = cause.where, ""
+    else:
+        frame = traceback.extract_tb(cause.__traceback__)[-1]
+        where, at = {}, f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return Broken(f"{type(cause).__name__}: {cause}{at}", message_index=where.get("index"), role=where.get("role"))
 
 
 @dataclass(frozen=True)
@@ -62,31 +78,72 @@ class Bench:
     codec: Codec
     roles: AppendRoles
     seed: int
-    _last: tuple[Conversation, list[Step]] | None = field(default=None, repr=False)
+    _of: Conversation | None = field(default=None, repr=False)
+    _memo: dict[object, Any] = field(default_factory=dict, repr=False)
+    _bytes: dict[int, bytes] = field(default_factory=dict, repr=False)
+    _decisions: dict[bool, ThinkingDecision] = field(default_factory=dict, repr=False)
 
     @cached_property
     def controls(self) -> tuple[str, ...]:
         """The text of every added token of the vocabulary."""
         return tuple(self.codec.decode([one]) for one in sorted(self.codec.encoder.added_ids))
 
+    def controls_in(self, ids: Ids) -> Ids:
+        """The ids of control tokens among `ids`, in their order."""
+        found: Ids = ids[self._added[ids]]
+        return found
+
+    @cached_property
+    def _added(self) -> npt.NDArray[np.bool_]:
+        made = np.zeros(self.codec.encoder.size, dtype=np.bool_)
+        made[list(self.codec.encoder.added_ids)] = True
+        return made
+
+    def token_bytes(self, id: int) -> bytes:
+        if id not in self._bytes:
+            self._bytes[id] = self.codec.encoder.token_bytes(id)
+        return self._bytes[id]
+
+    @cached_property
+    def plain_ids(self) -> tuple[int, int]:
+        """Two ids of plain text."""
+        tokens = self.codec.encoder.plain_tokens()
+        return tokens[b"a"], tokens[b"b"]
+
     def encode(self, text: str) -> Ids:
         """Ids of a text as an engine encodes it, int32."""
         return np.array(self.codec.encoder.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
-    def text(self, conversation: Conversation, messages: Sequence[Any], decision: ThinkingDecision) -> str:
-        """The full render of a conversation from its start."""
-        return self.codec.render(messages, tools=conversation.tools, decision=decision).text
+    def decision(self, thinking: bool) -> ThinkingDecision:
+        if thinking not in self._decisions:
+            self._decisions[thinking] = self.codec.decide(thinking)
+        return self._decisions[thinking]
+
+    def rendered(self, conversation: Conversation, size: int | None = None) -> Rendered:
+        """The full render of a conversation from its start, or of its first `size` messages."""
+        messages = conversation.messages()[:size]
+        return self._once(
+            conversation,
+            len(messages),
+            lambda: self.codec.render(
+                messages, tools=conversation.tools, decision=self.decision(conversation.thinking)
+            ),
+        )
+
+    def text(self, conversation: Conversation, size: int | None = None) -> str:
+        return self.rendered(conversation, size).text
 
     def plain(self, conversation: Conversation) -> bool:
         """Whether the conversation holds no control text, so that an engine's encoding of its render is the truth."""
-        rendered = self.codec.render(
-            conversation.messages(), tools=conversation.tools, decision=self.codec.decide(conversation.thinking)
-        )
-        try:
-            self.codec.encode(rendered, "reject")
-        except EncodingError:
-            return False
-        return True
+
+        def found() -> bool:
+            try:
+                self.codec.encode(self.rendered(conversation), "reject")
+            except EncodingError:
+                return False
+            return True
+
+        return self._once(conversation, "plain", found)
 
     def canonical(self, conversation: Conversation) -> bool:
         """Whether this conversation's completions are sampled in canonical ids; half of them are."""
@@ -94,20 +151,23 @@ class Bench:
 
     def steps(self, conversation: Conversation) -> list[Step]:
         """Every prompt of a conversation, joined. The checks of one conversation share them."""
-        if self._last is None or self._last[0] is not conversation:
-            try:
-                self._last = (conversation, self._drive(conversation))
-            except TitoError as cause:
-                raise Broken(
-                    f"{type(cause).__name__}: {cause}",
-                    message_index=cause.where.get("index"),
-                    role=cause.where.get("role"),
-                ) from cause
-        return self._last[1]
+        try:
+            return self._once(conversation, "steps", lambda: self._drive(conversation))
+        except TitoError as cause:
+            raise of_error(cause) from cause
+
+    def _once(self, conversation: Conversation, key: object, make: Callable[[], _T]) -> _T:
+        """What was made for this conversation before, by whichever check; that of one conversation is remembered."""
+        if self._of is not conversation:
+            self._of, self._memo = conversation, {}
+        if key not in self._memo:
+            self._memo[key] = make()
+        made: _T = self._memo[key]
+        return made
 
     def _drive(self, conversation: Conversation) -> list[Step]:
         codec = self.codec
-        decision = codec.decide(conversation.thinking)
+        decision = self.decision(conversation.thinking)
         append = codec.prompt(conversation.prompt, tools=conversation.tools, decision=decision)
         steps = [Step(0, None, append, decision)]
         length = len(conversation.prompt)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from tito_core.families.family import AppendRoles, Family
+from tito_core.families.family import APPEND_ROLES, AppendRoles, Family, Role
 
 __all__ = ["Conversation", "Round", "conversations"]
 
@@ -76,115 +76,124 @@ def _said(message: dict[str, Any]) -> str:
 def conversations(
     family: Family, roles: AppendRoles, *, contents: st.SearchStrategy[str] = text
 ) -> st.SearchStrategy[Conversation]:
-    """Conversations that the family can carry: one to three rounds, every append role and pair that it declares."""
+    """Conversations that the family can carry: one to three rounds, every append role and pair that `roles` allow."""
+    modes, rounds = st.sampled_from(family.thinking.modes), st.integers(1, 3)
+    answered = "tool" in roles.follows["assistant"]
+    only = not _goes_on(roles)
 
     @st.composite
     def drawn(draw: Draw) -> Conversation:
-        thinking = draw(st.sampled_from(family.thinking.modes))
-        tools = draw(_tools()) if "tool" in roles.roles else ()
-        counter = [0]
-        prompt = draw(_prompts(roles, contents, tools, thinking, counter))
-        rounds = []
-        for _ in range(draw(st.integers(1, 3))):
-            assistant = _assistant(draw, contents, tools, thinking, counter)
-            appended = _append(draw, assistant, roles, contents, thinking)
-            rounds.append(Round(assistant, tuple(appended), draw(st.booleans()), draw(st.integers(0, 2**16))))
-        return Conversation(thinking, tools, prompt, tuple(rounds))
+        thinking = draw(modes)
+        tools = draw(_some_tools if only else _tools) if answered else ()
+        teller = _Teller(draw, roles, contents, tools, thinking, only)
+        prompt = teller.prompt()
+        return Conversation(thinking, tools, prompt, tuple(teller.round() for _ in range(draw(rounds))))
 
     return drawn()
+
+
+def _goes_on(roles: AppendRoles) -> bool:
+    """Whether an append can end where a prompt may end without results of calls."""
+    found: set[Role] = {"assistant"}
+    for _ in APPEND_ROLES:
+        found |= {role for last in found for role in roles.follows.get(last, frozenset()) if role != "tool"}
+    return any("assistant" in roles.follows["assistant"] or role != "assistant" for role in found & roles.ends)
 
 
 @st.composite
-def _tools(draw: Draw) -> tuple[dict[str, Any], ...]:
-    made = []
-    for name in draw(st.lists(st.sampled_from(_NAMES), unique=True, max_size=3)):
-        function: dict[str, Any] = {"name": name}
-        if draw(st.booleans()):
-            function["description"] = draw(text)
-        if draw(st.booleans()):
-            function["parameters"] = {
-                "type": "object",
-                "properties": {key: {"type": "string", "description": draw(text)} for key in ("z", "a")},
-                "required": ["z"],
-            }
-        if draw(st.booleans()):
-            function = dict(reversed(function.items()))
-        made.append({"type": "function", "function": function})
-    return tuple(made)
+def _tool(draw: Draw, name: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name}
+    if draw(_boolean):
+        function["description"] = draw(text)
+    if draw(_boolean):
+        function["parameters"] = {
+            "type": "object",
+            "properties": {key: {"type": "string", "description": draw(text)} for key in ("z", "a")},
+            "required": ["z"],
+        }
+    if draw(_boolean):
+        function = dict(reversed(function.items()))
+    return {"type": "function", "function": function}
 
 
-def _prompts(
-    roles: AppendRoles, contents: st.SearchStrategy[str], tools: tuple[Any, ...], thinking: bool, counter: list[int]
-) -> st.SearchStrategy[tuple[dict[str, Any], ...]]:
-    @st.composite
-    def drawn(draw: Draw) -> tuple[dict[str, Any], ...]:
+_boolean = st.booleans()
+_few = st.integers(1, 3)
+_seeds = st.integers(0, 2**16)
+_tools = st.lists(st.sampled_from(_NAMES), unique=True, max_size=3).flatmap(
+    lambda names: st.tuples(*(_tool(name) for name in names))
+)
+_some_tools = _tools.map(lambda tools: tools or ({"type": "function", "function": {"name": "f"}},))
+_earlier = st.integers(0, 3)
+
+
+@dataclass
+class _Teller:
+    """Draws the messages of one conversation. `only`: every turn calls, since nothing else could follow it."""
+
+    draw: Draw
+    roles: AppendRoles
+    contents: st.SearchStrategy[str]
+    tools: tuple[dict[str, Any], ...]
+    thinking: bool
+    only: bool
+    calls: int = 0
+
+    def prompt(self) -> tuple[dict[str, Any], ...]:
         made: list[dict[str, Any]] = []
-        if draw(st.booleans()):
-            made.append({"role": "system", "content": draw(contents)})
-        made.append({"role": "user", "content": draw(contents)})
-        if "assistant" in roles.roles and "user" in roles.roles and draw(st.integers(0, 3)) == 3:
-            earlier = _assistant(draw, contents, tools, thinking, counter)
-            made += (earlier, *_results(draw, earlier, contents), {"role": "user", "content": draw(contents)})
+        if self.draw(_boolean):
+            made.append(self._message("system"))
+        made.append(self._message("user"))
+        if {"assistant", "user"} <= self.roles.roles and self.draw(_earlier) == 3:
+            earlier = self._assistant()
+            made += (earlier, *self._results(earlier), self._message("user"))
         return tuple(made)
 
-    return drawn()
+    def round(self) -> Round:
+        assistant = self._assistant()
+        return Round(assistant, tuple(self._append(assistant)), self.draw(_boolean), self.draw(_seeds))
+
+    def _message(self, role: str) -> dict[str, Any]:
+        return {"role": role, "content": self.draw(self.contents)}
+
+    def _assistant(self) -> dict[str, Any]:
+        draw, made = self.draw, self._message("assistant")
+        if self.thinking and draw(_boolean):
+            made["reasoning_content"] = draw(self.contents)
+        if self.tools and (self.only or draw(_boolean)):
+            made["tool_calls"] = [self._call() for _ in range(draw(_few))]
+        return made
+
+    def _call(self) -> dict[str, Any]:
+        arguments, spaced = self.draw(_arguments), self.draw(_boolean)
+        dumped = json.dumps(arguments, ensure_ascii=spaced, separators=None if spaced else (",", ":"))
+        name = self.tools[(self.draw(_few) - 1) % len(self.tools)]["function"]["name"]
+        self.calls += 1
+        return {"id": f"c{self.calls - 1}", "type": "function", "function": {"name": name, "arguments": dumped}}
+
+    def _results(self, assistant: dict[str, Any]) -> list[dict[str, Any]]:
+        ids = [call["id"] for call in assistant.get("tool_calls") or ()]
+        order = self.draw(st.permutations(ids)) if len(ids) > 1 else ids
+        return [{**self._message("tool"), "tool_call_id": identity} for identity in order]
+
+    def _append(self, assistant: dict[str, Any]) -> list[dict[str, Any]]:
+        """A walk along the allowed pairs that ends where a prompt may end."""
+        made = self._results(assistant)
+        last: Role = "tool" if made else "assistant"
+        for left in (2, 1, 0):
+            follow = [role for role in _WALK if role in self.roles.follows.get(last, frozenset())]
+            if made and last in self.roles.ends and (not follow or not self.draw(_boolean)):
+                return made
+            reachable = [role for role in follow if role in self.roles.ends] if left == 0 else follow
+            if not reachable:
+                break
+            last = reachable[(self.draw(_few) - 1) % len(reachable)]
+            message = self._message(last)
+            if last == "assistant" and self.thinking and self.draw(_boolean):
+                message["reasoning_content"] = self.draw(self.contents)
+            made.append(message)
+        while made and made[-1]["role"] not in self.roles.ends:
+            made.pop()
+        return made or [self._message("user")]
 
 
-def _assistant(
-    draw: Draw, contents: st.SearchStrategy[str], tools: tuple[Any, ...], thinking: bool, counter: list[int]
-) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "assistant", "content": draw(contents)}
-    if thinking and draw(st.booleans()):
-        made["reasoning_content"] = draw(contents)
-    if tools and draw(st.booleans()):
-        calls = []
-        for _ in range(draw(st.integers(1, 3))):
-            arguments = draw(_arguments)
-            spaced = draw(st.booleans())
-            calls.append(
-                {
-                    "id": f"c{counter[0]}",
-                    "type": "function",
-                    "function": {
-                        "name": draw(st.sampled_from([tool["function"]["name"] for tool in tools])),
-                        "arguments": json.dumps(
-                            arguments, ensure_ascii=spaced, separators=None if spaced else (",", ":")
-                        ),
-                    },
-                }
-            )
-            counter[0] += 1
-        made["tool_calls"] = calls
-    return made
-
-
-def _results(draw: Draw, assistant: dict[str, Any], contents: st.SearchStrategy[str]) -> list[dict[str, Any]]:
-    ids = [call["id"] for call in assistant.get("tool_calls") or ()]
-    return [
-        {"role": "tool", "tool_call_id": identity, "content": draw(contents)}
-        for identity in (draw(st.permutations(ids)) if len(ids) > 1 else ids)
-    ]
-
-
-def _append(
-    draw: Draw, assistant: dict[str, Any], roles: AppendRoles, contents: st.SearchStrategy[str], thinking: bool
-) -> list[dict[str, Any]]:
-    """A walk along the allowed pairs that ends where a prompt may end."""
-    made = _results(draw, assistant, contents)
-    last = "tool" if made else "assistant"
-    for left in (2, 1, 0):
-        follow = sorted(role for role in roles.follows.get(last, frozenset()) if role != "tool")  # type: ignore[call-overload]
-        if made and last in roles.ends and (not follow or not draw(st.booleans())):
-            return made
-        reachable = [role for role in follow if role in roles.ends] if left == 0 else follow
-        if not reachable:
-            break
-        last = draw(st.sampled_from([role for role in ("user", "system", "assistant") if role in reachable]))
-        message: dict[str, Any] = {"role": last, "content": draw(contents)}
-        if last == "assistant" and thinking and draw(st.booleans()):
-            message["reasoning_content"] = draw(contents)
-        made.append(message)
-    while made and last not in roles.ends:
-        made.pop()
-        last = made[-1]["role"] if made else "assistant"
-    return made or [{"role": "user", "content": draw(contents)}]
+_WALK: Final[tuple[Role, ...]] = ("user", "system", "assistant")

@@ -13,15 +13,16 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import EncodingError, ThinkingError, TitoError
+from tito_core.errors import EncodingError, GateError, MessageError, ThinkingError, TitoError, TruncatedTurnError
 from tito_core.families.family import APPEND_ROLES
+from tito_core.tokens.append import Ids
 from tito_core.tokens.compare import FAULTS
-from tito_core.verify.bench import Bench, Broken, StoredTurn, same_ids, stored
+from tito_core.verify.bench import Bench, Broken, Step, StoredTurn, same_ids, stored
 from tito_core.verify.cases import Conversation
 
 __all__ = ["CHECKS", "Check"]
@@ -154,6 +155,9 @@ def gate(bench: Bench) -> int:
     rules = bench.roles
     tried = 0
     decision = codec.decide()
+    for role in ("system", "assistant"):
+        tried += 1
+        _refused_prompt(bench, role)
     first = codec.prompt([{"role": "user", "content": "0"}], decision=decision)
     engine = ScriptedEngine(codec, bench.seed, canonical=True)
     call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -186,15 +190,40 @@ def _gate(bench: Bench, turn: StoredTurn, roles: tuple[str, ...], allowed: bool)
     except TitoError as cause:
         if allowed:
             raise Broken(f"{said} is declared, and raises {type(cause).__name__}: {cause}") from cause
+        if not isinstance(cause, (GateError, MessageError)):
+            raise Broken(
+                f"{said} is not declared, and is refused by nothing before {type(cause).__name__}: {cause}"
+            ) from cause
         if cause.where.get("index") is None or cause.where.get("role") is None:
             raise Broken(f"{said} is refused without the index and role: {cause}") from cause
         return
     if not allowed:
         raise Broken(f"{said} is not declared, and is rendered")
-    text = bench.codec.decode(append.ids[append.kept :])
+    codec = bench.codec
+    text = codec.decode(append.ids[append.kept :])
     places = [text.find(mark) for mark in marks]
     if -1 in places or places != sorted(places):
         raise Broken(f"{said} loses or reorders text: {text!r}", expected_text=" ".join(marks), actual_text=text)
+    spoken = " ".join(codec.decode(append.ids[start:end]) for start, end in codec.assistant_runs(append.ids))
+    for role, mark in zip(roles, marks, strict=True):
+        if role != "assistant" and mark in spoken:
+            raise Broken(f"{said} prints the {role} message inside an assistant turn: {text!r}", actual_text=text)
+
+
+def _refused_prompt(bench: Bench, role: str) -> None:
+    """A first prompt that ends where no turn is opened."""
+    if role in bench.codec.append_roles.ends:
+        return
+    said = f"a first prompt that ends with a message of the role {role}"
+    try:
+        bench.codec.prompt([{"role": "user", "content": "0"}, {"role": role, "content": "0"}])
+    except GateError as cause:
+        if cause.where != {"index": 1, "role": role}:
+            raise Broken(f"{said} is refused without the index and role: {cause}") from cause
+    except TitoError as cause:
+        raise Broken(f"{said} is refused by nothing before {type(cause).__name__}: {cause}") from cause
+    else:
+        raise Broken(f"{said} is rendered")
 
 
 def prefix(bench: Bench, conversation: Conversation) -> int:
@@ -205,14 +234,18 @@ def prefix(bench: Bench, conversation: Conversation) -> int:
         ids = step.append.ids
         tokens += len(ids)
         if step.turn is not None:
-            spared = 1 if bench.codec.family.boundary.shared else 0
-            kept = len(step.turn.ids) - spared
-            same_ids(
-                bench, step.turn.ids[:kept], ids[:kept], "stored ids are rewritten", message_index=step.turn.length - 1
-            )
-            if step.append.kept < kept:
-                raise Broken(f"{step.append.kept} of {len(step.turn.ids)} stored ids are said to be kept")
-        text = bench.text(conversation, conversation.messages(step.number), step.decision)
+            stored, append = step.turn.ids, step.append
+            shared = [bench.codec.encoder.token_id(token) for token in bench.codec.family.boundary.shared]
+            spared = 1 if int(stored[-1]) in shared and append.dropped else 0
+            kept = len(stored) - spared
+            same_ids(bench, stored[:kept], ids[:kept], "stored ids are rewritten", message_index=step.turn.length - 1)
+            if (append.kept, append.dropped) != (kept, spared):
+                raise Broken(
+                    f"of {len(stored)} stored ids {append.kept} are said to be kept and {append.dropped} to be dropped; it "
+                    f"is {kept} and {spared}",
+                    message_index=step.turn.length - 1,
+                )
+        text = bench.text(conversation, len(conversation.messages(step.number)))
         if not text.startswith(rendered):
             place = next(
                 (at for at, (one, two) in enumerate(zip(rendered, text, strict=False)) if one != two), len(text)
@@ -230,8 +263,11 @@ def equality(bench: Bench, conversation: Conversation) -> int:
     """Outside assistant text the joined ids are the full render's; everywhere, where canonical ids were sampled."""
     if not bench.plain(conversation):
         return 0
-    step = bench.steps(conversation)[-1]
-    expected = bench.encode(bench.text(conversation, conversation.messages(), step.decision))
+    first, *_ = steps = bench.steps(conversation)
+    step = steps[-1]
+    prompt = bench.encode(bench.text(conversation, len(conversation.prompt)))
+    same_ids(bench, prompt, first.append.ids, "a first prompt's ids differ from its render")
+    expected = bench.encode(bench.text(conversation))
     if bench.canonical(conversation):
         same_ids(bench, expected, step.append.ids, "joined ids differ from the full render")
         return len(expected)
@@ -252,29 +288,225 @@ def seam(bench: Bench, conversation: Conversation) -> int:
     """What follows a completion is what the full render prints there: a stop token once, its glue, then the append."""
     if not bench.plain(conversation):
         return 0
-    boundary = bench.codec.family.boundary
-    stops = [bench.codec.encoder.token_id(token) for token in boundary.stop]
     tokens = 0
     for step in bench.steps(conversation):
         turn = step.turn
         if turn is None:
             continue
-        before = bench.text(conversation, conversation.messages(step.number)[: turn.length], step.decision)
-        whole = bench.text(conversation, conversation.messages(step.number), step.decision)
-        cut = len(before) - len(boundary.glue)
-        expected = bench.encode(whole[cut:])
-        if int(turn.ids[-1]) not in stops:
-            expected = np.concatenate((np.array(stops[:1], dtype=np.int32), expected))
+        start, expected = _after(bench, conversation, step)
         same_ids(
             bench,
             expected,
-            step.append.ids[len(turn.ids) :],
+            step.append.ids[start:],
             f"after {conversation.messages(step.number)[turn.length]['role']}, message {turn.length}",
-            offset=len(turn.ids),
+            offset=start,
             message_index=turn.length,
         )
         tokens += len(expected)
     return tokens
+
+
+def _after(bench: Bench, conversation: Conversation, step: Step) -> tuple[int, Ids]:
+    """Where a step's prompt goes on after what was sampled, and the ids that the full render has from there on.
+
+    A sampled stop token that opens the next message too belongs to what follows it.
+    """
+    turn, boundary = step.turn, bench.codec.family.boundary
+    assert turn is not None
+    stops = [bench.codec.encoder.token_id(token) for token in boundary.stop]
+    shared = [bench.codec.encoder.token_id(token) for token in boundary.shared]
+    before = bench.text(conversation, turn.length)
+    whole = bench.text(conversation, len(conversation.messages(step.number)))
+    last, start = int(turn.ids[-1]), len(turn.ids)
+    expected = bench.encode(whole[len(before) - (0 if stops[0] in shared else len(boundary.glue)) :])
+    if last in shared:
+        start -= 1
+    elif last not in stops and stops[0] not in shared:
+        expected = np.concatenate((np.array(stops[:1], dtype=np.int32), expected))
+    return start, expected
+
+
+def ledger(bench: Bench, conversation: Conversation) -> int:
+    """The ledger names the author of every new id: in order, without a gap, each text in its own message's span."""
+    codec = bench.codec
+    messages = codec.normalise(conversation.messages())
+    tokens = 0
+    for step in bench.steps(conversation):
+        append = step.append
+        same_ids(
+            bench,
+            np.concatenate((append.parent[: append.kept], append.inserted, append.suffix)),
+            append.ids,
+            "a prompt is not what its ledger says",
+        )
+        place = append.kept
+        for span in append.spans:
+            if span.start != place or span.end <= span.start:
+                raise Broken(f"the span {span} does not begin at {place}, where the one before it ends")
+            place = span.end
+        if place != len(append.ids):
+            raise Broken(f"the spans of {len(append.ids)} ids end at {place}")
+        if len(append.inserted):
+            inserted, owner = append.spans[0], append.kept + len(append.inserted)
+            if inserted[:3] != (append.kept, owner, "template") or messages[inserted.index].role != "assistant":
+                raise Broken(f"{len(append.inserted)} inserted ids at {append.kept} have the span {inserted}")
+        data = [bench.token_bytes(one) for one in append.ids[append.kept :].tolist()]
+        ends = [0, *itertools.accumulate(map(len, data))]
+        whole = b"".join(data)
+        for span in append.spans:
+            if span.index >= 0 and messages[span.index].role != span.role:
+                raise Broken(
+                    f"the span {span} says {span.role}, and message {span.index} is {messages[span.index].role}",
+                    message_index=span.index,
+                )
+            if span.source != "content" or span.role not in ("user", "tool") or messages[span.index].tools:
+                continue
+            start, end = ends[span.start - append.kept], ends[span.end - append.kept]
+            content = messages[span.index].content.encode()
+            # A token that straddles two parts belongs to the one that it starts in.
+            begins = range(start, max(start - _STRADDLING, -1), -1)
+            if not any(whole.startswith(content, at) and start < at + len(content) <= end for at in begins):
+                raise Broken(
+                    f"the span {span} is said to hold the content of message {span.index} ({span.role})",
+                    message_index=span.index,
+                    role=span.role,
+                    expected_text=messages[span.index].content,
+                    actual_text=whole[start:end].decode("utf-8", "replace"),
+                )
+        tokens += len(append.ids) - append.kept
+    return tokens
+
+
+_STRADDLING: Final = 128
+"""No token of any vocabulary is longer, in bytes, where it matters: one that begins before a content and ends in it."""
+
+
+def truncation(bench: Bench, conversation: Conversation) -> int:
+    """A turn cut by length is refused, or closed: stored ids stand, no block stays open, and the append follows."""
+    codec, boundary = bench.codec, bench.codec.family.boundary
+    step = bench.steps(conversation)[-1]
+    whole = step.turn
+    assert whole is not None
+    appended = conversation.rounds[-1].appended
+    stops = [codec.encoder.token_id(token) for token in boundary.stop]
+    size = len(whole.ids) - whole.sampled
+    cut = size + 1 + conversation.rounds[-1].seed % max(1, whole.sampled - 1)
+    if int(whole.ids[cut - 1]) in stops:
+        return 0
+    turn = replace(whole, ids=whole.ids[:cut], sampled=cut - size, finish_reason="length")
+    try:
+        codec.append(turn, appended, append_roles=bench.roles)
+    except TruncatedTurnError as cause:
+        if cause.where != {"index": turn.length - 1, "role": "assistant"}:
+            raise Broken(f"a cut turn is refused without its index: {cause}") from cause
+    else:
+        raise Broken(
+            f"a turn cut after {turn.sampled} ids is continued as if it were whole", message_index=turn.length - 1
+        )
+    if not boundary.closers:
+        return cut
+    append = codec.append(turn, appended, append_roles=bench.roles, truncation="close")
+    where = {"message_index": turn.length - 1}
+    same_ids(bench, turn.ids, append.ids[:cut], "stored ids of a cut turn are rewritten", **where)
+    same_ids(
+        bench, step.append.suffix, append.suffix, "what follows a cut turn differs from what follows it whole", **where
+    )
+    ended = (boundary.stop[0] if stops[0] not in map(codec.encoder.token_id, boundary.shared) else "") + boundary.glue
+    text = codec.decode(append.inserted)
+    if not text.endswith(ended):
+        raise Broken(f"a cut turn is ended with {text!r}, and not with {ended!r}", **where)
+    header = bench.text(conversation, turn.length - 1)[-_HEADER:]
+    said = header + codec.decode(turn.ids[size:]) + text
+    for name, (opener, closer) in boundary.marks.items():
+        if said.rfind(opener) > said.rfind(closer):
+            raise Broken(f"a turn cut in its {name} is left open: {said!r}", **where)
+    return len(append.ids)
+
+
+_HEADER: Final = 40
+"""So many characters before a completion hold its generation header."""
+
+
+def compare(bench: Bench, conversation: Conversation) -> int:
+    """The comparator tells faults from drift: one id changed, in what was sampled, in an append, at a delimiter."""
+    codec, family = bench.codec, bench.codec.family
+    step = bench.steps(conversation)[-1]
+    turn, append = step.turn, step.append
+    assert turn is not None
+    ids, seed = append.ids, conversation.rounds[-1].seed
+    added = codec.encoder.added_ids
+    delimiters = [found for token in family.segments.delimiters if (found := codec.encoder.token_id(token)) is not None]
+    texts = [
+        place
+        for span in append.spans
+        if span.role in ("user", "tool", "system") and (span.source == "content" or len(append.suffix) < _SHORT)
+        for place in range(span.start, span.end)
+        if int(ids[place]) not in added
+    ]
+    said = [place for place in range(len(turn.ids) - turn.sampled, append.kept) if int(ids[place]) not in added]
+    marks = np.flatnonzero(np.isin(ids, delimiters)).tolist()
+    opening = [found for token in family.segments.openers if (found := codec.encoder.token_id(token)) is not None]
+    openers = [
+        place
+        for span in append.spans
+        if span.role in ("user", "tool") and span.source == "template"
+        for place in range(span.start, span.end)
+        if len(opening) > 1 and int(ids[place]) in opening
+    ]
+    for kind, places in (
+        ("non_assistant_text", texts),
+        ("non_assistant_text", openers),
+        ("assistant_text", said),
+        ("special_token_type", marks),
+        ("special_token_count", marks),
+    ):
+        if not places:
+            continue
+        place = places[seed % len(places)]
+        changed = ids.copy()
+        if kind == "special_token_count":
+            changed = np.delete(changed, place)
+        elif kind == "special_token_type":
+            changed[place] = next(one for one in delimiters if one != int(ids[place]))
+        else:
+            others = opening if int(ids[place]) in opening else bench.plain_ids
+            changed[place] = next(one for one in others if one != int(ids[place]))
+        kinds = [mismatch.kind for mismatch in codec.compare(ids, changed)]
+        if kinds != [kind]:
+            raise Broken(
+                f"with another id at {place}, {codec.decode(ids[place : place + 1])!r}, the comparator says {kinds}, not {kind}",
+                first_index=place,
+            )
+    return len(ids)
+
+
+_SHORT: Final = 64
+
+
+def engine(bench: Bench) -> int:
+    """The scripted engine's ids decode to what it was told to say, and are often not the canonical ones."""
+    codec = bench.codec
+    tried = drifted = halved = 0
+    for mode in codec.family.thinking.modes:
+        decision = bench.decision(mode)
+        asked = [{"role": "user", "content": "0"}]
+        message = {"role": "assistant", "content": "four lines, naïve ☕ 👩‍👩‍👧 你好\n\n  return x"}
+        before = codec.render(asked, decision=decision).text
+        text = codec.render([*asked, message], decision=decision).text[len(before) :]
+        glue = codec.family.boundary.glue
+        canonical = bench.encode(text.removesuffix(glue) if glue else text)
+        for number in range(8):
+            tried += 1
+            said = ScriptedEngine(codec, bench.seed + number).say(message, decision)
+            ids = np.asarray(said.ids)
+            same_ids(bench, canonical, bench.encode(codec.decode(ids)), "the scripted engine says something else")
+            drifted += not np.array_equal(ids, canonical)
+            halved += any("\ufffd" in codec.decode(ids[:size]) for size in range(1, len(ids)))
+    if not drifted or not halved:
+        raise Broken(
+            f"of {tried} scripted completions {drifted} are not canonical, and {halved} can be cut inside a character"
+        )
+    return tried
 
 
 def schema(bench: Bench, conversation: Conversation) -> int:
@@ -282,7 +514,7 @@ def schema(bench: Bench, conversation: Conversation) -> int:
     if not conversation.tools:
         return 0
     step = bench.steps(conversation)[0]
-    text = bench.text(conversation, conversation.prompt, step.decision)
+    text = bench.text(conversation, len(conversation.prompt))
     for tool in conversation.tools:
         function = dict(tool["function"])
         function.setdefault("description", None)
@@ -322,22 +554,42 @@ def results(bench: Bench, conversation: Conversation) -> int:
     return tokens
 
 
+def control_tokens(bench: Bench) -> int:
+    """Each added token of the vocabulary, special or not, as a user's text."""
+    codec = bench.codec
+
+    def controls(text: str) -> Ids:
+        ids = codec.prompt([{"role": "user", "content": text}]).ids
+        return bench.controls_in(ids)
+
+    same_ids(
+        bench,
+        controls("0"),
+        controls(" ".join(bench.controls)),
+        "control text in a user's message became a control token",
+    )
+    same_ids(
+        bench,
+        controls("0"),
+        controls("".join(bench.controls)),
+        "control text in a user's message became a control token",
+    )
+    return len(bench.controls)
+
+
 def control(bench: Bench, conversation: Conversation) -> int:
     """Control text that a user or a tool wrote gives ordinary ids, and is found where it is to be rejected."""
     codec = bench.codec
     chosen = bench.controls[conversation.rounds[0].seed % len(bench.controls)]
-    decision = codec.decide(conversation.thinking)
-    spiked = _spiked(conversation, chosen)
+    decision = bench.decision(conversation.thinking)
+    spiked, usual = _spiked(conversation, chosen), _spiked(conversation, "x")
     rendered = codec.render(spiked.messages(), tools=spiked.tools, decision=decision)
     ids = codec.encode(rendered).ids
-    plain = codec.encode(
-        codec.render(_spiked(conversation, "x").messages(), tools=conversation.tools, decision=decision)
-    ).ids
-    added = np.array(sorted(codec.encoder.added_ids), dtype=np.int32)
+    plain = codec.encode(codec.render(usual.messages(), tools=usual.tools, decision=decision)).ids
     same_ids(
         bench,
-        plain[np.isin(plain, added)],
-        ids[np.isin(ids, added)],
+        bench.controls_in(plain),
+        bench.controls_in(ids),
         f"the text {chosen!r} in contents became a control token",
     )
     if codec.decode(ids) != rendered.text:
@@ -352,11 +604,10 @@ def control(bench: Bench, conversation: Conversation) -> int:
     joined = bench.steps(conversation)[-1]
     if joined.turn is not None:
         append = codec.append(joined.turn, spiked.rounds[-1].appended, append_roles=bench.roles)
-        found = append.suffix[np.isin(append.suffix, added)]
         same_ids(
             bench,
-            joined.append.suffix[np.isin(joined.append.suffix, added)],
-            found,
+            bench.controls_in(joined.append.suffix),
+            bench.controls_in(append.suffix),
             f"the text {chosen!r} in an append became a control token",
             message_index=joined.turn.length,
         )
@@ -364,14 +615,31 @@ def control(bench: Bench, conversation: Conversation) -> int:
 
 
 def _spiked(conversation: Conversation, text: str) -> Conversation:
+    """The same conversation, with the text in every content, thought, call and schema."""
+
     def spike(message: dict[str, Any]) -> dict[str, Any]:
-        return {**message, "content": f"{message['content']}{text}"}
+        made = {**message, "content": f"{message['content']}{text}"}
+        if message.get("reasoning_content"):
+            made["reasoning_content"] = f"{message['reasoning_content']}{text}"
+        if message.get("tool_calls"):
+            made["tool_calls"] = [
+                {
+                    **call,
+                    "function": {**call["function"], "arguments": json.dumps({f"k{text}": f"{text}v", "n": [text]})},
+                }
+                for call in message["tool_calls"]
+            ]
+        return made
 
     return replace(
         conversation,
+        tools=tuple(
+            {**tool, "function": {**tool["function"], "description": f"a{text}"}} for tool in conversation.tools
+        ),
         prompt=tuple(spike(message) for message in conversation.prompt),
         rounds=tuple(
-            replace(one, appended=tuple(spike(message) for message in one.appended)) for one in conversation.rounds
+            replace(one, assistant=spike(one.assistant), appended=tuple(spike(message) for message in one.appended))
+            for one in conversation.rounds
         ),
     )
 
@@ -380,10 +648,14 @@ CHECKS = (
     Check("resolve", "one template, every control token one id", once=resolve),
     Check("thinking", "one mode, rendered and forwarded alike", once=thinking),
     Check("gate", "what is declared renders, all else is refused", once=gate),
+    Check("engine", "scripted ids say what they should, not canonically", once=engine),
     Check("prefix", "stored ids are never rewritten", each=prefix),
     Check("equality", "joined ids equal the full render", each=equality),
     Check("seam", "what follows a turn is what the render prints", each=seam),
+    Check("ledger", "every new id is told whose it is", each=ledger),
+    Check("truncation", "a cut turn is refused, or closed", each=truncation),
     Check("schema", "tool schemas in the bytes an engine prints", each=schema),
     Check("results", "parallel results in the order of their calls", each=results),
-    Check("control", "content never becomes a control token", each=control),
+    Check("control", "content never becomes a control token", once=control_tokens, each=control),
+    Check("compare", "faults are told from drift", each=compare),
 )

@@ -11,12 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import TitoError
-from tito_core.families.family import AppendRoles
+from tito_core.families.family import AppendRoles, Boundary
 from tito_core.prompts.messages import Message
 from tito_core.sessions.session import Session
 from tito_core.tokens.compare import FAULTS
-from tito_core.verify.bench import Bench, Broken
+from tito_core.verify.bench import Bench, Broken, of_error
 
 __all__ = ["Drive", "actions", "drive"]
 
@@ -43,8 +42,8 @@ class Drive:
     messages: list[dict[str, Any]] = field(default_factory=list)
 
 
-def actions(roles: AppendRoles) -> tuple[str, ...]:
-    """The schedule that a family's append roles allow."""
+def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
+    """The schedule that a family's append roles, and its closers for a turn that was cut, allow."""
     follows = roles.follows
     after = follows.get("assistant", frozenset())
     found = {
@@ -55,6 +54,7 @@ def actions(roles: AppendRoles) -> tuple[str, ...]:
         "assistant_then_user": "assistant" in after and "user" in roles.ends,
         "rollback": True,
         "retry": True,
+        "cut": bool(boundary.closers),
     }
     return tuple(name for name, allowed in found.items() if allowed)
 
@@ -66,18 +66,25 @@ def drive(bench: Bench, seed: int) -> Drive:
         _drive(bench, random.Random(seed), seed, done)
     except Broken as broken:
         done.broken = broken
-    except TitoError as cause:
-        done.broken = Broken(
-            f"{type(cause).__name__}: {cause}", message_index=cause.where.get("index"), role=cause.where.get("role")
-        )
+    except Exception as cause:
+        done.broken = of_error(cause)
     return done
 
 
 def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
     codec = bench.codec
-    session = codec.session(thinking=rng.choice(codec.family.thinking.modes), append_roles=bench.roles.roles)
+    schedule = actions(bench.roles, codec.family.boundary)
+    cutting = "cut" in schedule and rng.random() < 0.25
+    session = codec.session(
+        thinking=rng.choice(codec.family.thinking.modes),
+        append_roles=bench.roles.roles,
+        truncation="close" if cutting else "refuse",
+    )
     engine = ScriptedEngine(codec, seed)
-    schedule = actions(bench.roles)
+
+    def turn() -> None:
+        _turn(session, engine, messages, tools, done, rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096)
+
     tools = [*TOOLS] if "tool_results" in schedule or "tool_results_then_user" in schedule else None
     messages = done.messages
     if rng.random() < 0.5:
@@ -85,7 +92,7 @@ def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
     messages.append({"role": "user", "content": _said(rng)})
     asked = 0
     while len(session.turns) < TURNS:
-        _turn(session, engine, messages, tools, done)
+        turn()
         if done.turns < 3 * TURNS and rng.random() < 0.25:
             again = rng.choice(("rollback", "retry"))
             if _take_back(session, messages, again):
@@ -93,9 +100,10 @@ def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
                 if again == "rollback":
                     asked += 1
                     _append(rng, messages, session.turns[-2].message, schedule, done, asked)
-                _turn(session, engine, messages, tools, done)
+                turn()
         asked += 1
-        _append(rng, messages, session.turns[-1].message, schedule, done, asked)
+        if not _append(rng, messages, session.turns[-1].message, schedule, done, asked):
+            break
     _compared(bench, session, done)
 
 
@@ -105,15 +113,17 @@ def _turn(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     done: Drive,
+    most: int,
 ) -> None:
     request = session.prepare(messages, tools=tools)
     if request.parent is not None:
         before = request.parent.ids
         if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
             raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
-    turn = session.commit(request, engine.complete(request))
+    turn = session.commit(request, engine.complete(request, max_tokens=most))
     messages.append(_wire(turn.message))
     done.turns += 1
+    done.actions["cut"] += turn.finish_reason == "length"
     done.tokens += len(turn.ids)
 
 
@@ -121,7 +131,9 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
     """The whole line against `tokenizers` on the full render, and its sample against what was sampled."""
     last = session.turns[-1]
     rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
-    found = session.codec.compare(bench.encode(rendered.text), last.ids, session.codec.encode(rendered).spans)
+    found = session.codec.compare(
+        bench.encode(rendered.text), session.codec.finished(last), session.codec.encode(rendered).spans
+    )
     done.mismatches.update(mismatch.kind for mismatch in found)
     for mismatch in found:
         if mismatch.kind in FAULTS:
@@ -158,7 +170,8 @@ def _append(
     schedule: tuple[str, ...],
     done: Drive,
     asked: int,
-) -> None:
+) -> bool:
+    """Whether anything may follow the assistant's message; then it is appended to `messages`."""
     if last.tool_calls:
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": f"{number} {_said(rng)}"}
@@ -172,13 +185,17 @@ def _append(
         if name == "tool_results_then_user":
             messages.append({"role": "user", "content": _said(rng)})
     else:
-        name = rng.choice([name for name in schedule if name in ("user", "system_then_user", "assistant_then_user")])
+        names = [name for name in schedule if name in ("user", "system_then_user", "assistant_then_user")]
+        if not names:
+            return False
+        name = rng.choice(names)
         if name == "system_then_user":
             messages.append({"role": "system", "content": f"{asked}000 ids left"})
         if name == "assistant_then_user":
             messages.append({"role": "assistant", "content": _said(rng)})
         messages.append({"role": "user", "content": _said(rng)})
     done.actions[name] += 1
+    return True
 
 
 def _wire(message: Message) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -13,10 +14,9 @@ from typing import Any, Final
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 
-from tito_core.errors import TitoError
 from tito_core.families.registry import Registry, default_registry
 from tito_core.tokens.compare import KINDS
-from tito_core.verify.bench import Bench, Broken
+from tito_core.verify.bench import Bench, Broken, of_error
 from tito_core.verify.cases import Conversation, conversations
 from tito_core.verify.checks import CHECKS, Check
 from tito_core.verify.driver import drive
@@ -34,7 +34,7 @@ __all__ = ["verify"]
 Progress = Callable[[str, int, int], None]
 
 SHRINK_SECONDS: Final = 10.0
-"""How long one failing check looks for a smaller conversation."""
+"""How long one failing check looks for a smaller conversation than the others that failed found."""
 
 
 def verify(
@@ -117,6 +117,7 @@ class _Tally:
         self.conversations: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
         self.failures: list[Failure] = []
+        self._small: list[Conversation] = []
         self._driven = self._passed = self._turns = self._ids = 0
         self._actions: Counter[str] = Counter()
         self._mismatches: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
@@ -154,8 +155,22 @@ class _Tally:
                 conversation, cause = broken[check.name]
                 if conversation is not None:
                     self.progress(f"shrinking {check.name}", 0, 1)
-                    conversation, cause = _smallest(bench, check, conversation, cause, share)
+                    conversation, cause = self._smallest(bench, check, conversation, cause, share)
                 self.failures.append(_failure(bench, check.name, conversation, cause))
+
+    def _smallest(
+        self, bench: Bench, check: Check, conversation: Conversation, cause: Broken, examples: int
+    ) -> tuple[Conversation, Broken]:
+        """A small conversation that breaks a check: one that broke another check already, or the smallest found."""
+        assert check.each is not None
+        for known in self._small:
+            try:
+                _guarded(partial(check.each, bench, known))
+            except Broken as found:
+                return known, found
+        smallest = _smallest(bench, check.each, conversation, cause, examples)
+        self._small.append(smallest[0])
+        return smallest
 
     def sessions(self, bench: Bench, share: int, *, first: int, total: int) -> None:
         for number in range(share):
@@ -195,12 +210,13 @@ def _shares(total: int, parts: int) -> list[int]:
 
 
 def _guarded(check: Callable[[], int]) -> int:
+    """What a check returns. Whatever else than Broken it raises is a promise that broke too, a plugin's own fault."""
     try:
         return check()
-    except TitoError as cause:
-        raise Broken(
-            f"{type(cause).__name__}: {cause}", message_index=cause.where.get("index"), role=cause.where.get("role")
-        ) from cause
+    except Broken:
+        raise
+    except Exception as cause:
+        raise of_error(cause) from cause
 
 
 def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: int, phases: tuple[Phase, ...]) -> None:
@@ -213,6 +229,7 @@ def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: i
         derandomize=False,
         verbosity=Verbosity.quiet,
         print_blob=False,
+        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
     @hypothesis.given(conversations(bench.codec.family, bench.roles))
@@ -223,18 +240,20 @@ def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: i
 
 
 def _smallest(
-    bench: Bench, check: Check, conversation: Conversation, cause: Broken, examples: int
+    bench: Bench,
+    each: Callable[[Bench, Conversation], int],
+    conversation: Conversation,
+    cause: Broken,
+    examples: int,
 ) -> tuple[Conversation, Broken]:
     """The smallest conversation found, within the time, that breaks the check too."""
     until = time.monotonic() + SHRINK_SECONDS
     best = (conversation, cause)
-    each = check.each
-    assert each is not None
 
     def examine(candidate: Conversation) -> None:
         nonlocal best
         if time.monotonic() > until:
-            return
+            raise _Enough
         try:
             _guarded(partial(each, bench, candidate))
         except Broken as found:
@@ -242,17 +261,17 @@ def _smallest(
                 best = (candidate, found)
             raise _Found from None
 
-    try:
+    with contextlib.suppress(_Found, _Enough):
         _generate(bench, examine, max(examples, 1), (Phase.generate, Phase.shrink))
-    except _Found:
-        pass
-    except hypothesis.errors.Flaky:  # the time ran out between two runs of one example
-        pass
     return best
 
 
 class _Found(Exception):
     """The same for every broken conversation, so that shrinking may move from one place to another."""
+
+
+class _Enough(BaseException):
+    """The time ran out. No failure of an example: it ends the search at once."""
 
 
 def _size(conversation: Conversation) -> int:

@@ -1,0 +1,241 @@
+"""Faults put into shipped source: one line changed, in effect only inside a `with` block.
+
+The module's source is compiled with the line replaced, and the code object of the function that holds it is swapped
+for the time of the block: nothing is written, nothing else is touched, and every reference to the function sees it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+
+class Mutant(NamedTuple):
+    """`old`, found exactly once in the source of the module, becomes `new` in `function`; `check` is to catch it."""
+
+    name: str
+    check: str
+    function: str  # package.module:qualified.name
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@contextmanager
+def in_effect(mutant: Mutant) -> Iterator[None]:
+    module, _, name = mutant.function.partition(":")
+    function = _function(importlib.import_module(module), name)
+    path = Path(inspect.getfile(function))
+    source = path.read_text(encoding="utf-8")
+    if source.count(mutant.old) != 1:
+        raise AssertionError(f"{mutant.name}: {path} holds {mutant.old!r} {source.count(mutant.old)} times, not once")
+    code = _code(compile(source.replace(mutant.old, mutant.new), str(path), "exec"), function.__code__.co_qualname)
+    if _same(code, function.__code__):
+        raise AssertionError(f"{mutant.name}: the line is not in {name}")
+    before = function.__code__
+    function.__code__ = code
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+def _function(found: Any, name: str) -> FunctionType:
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part)
+    if isinstance(found, property):
+        found = found.fget
+    elif isinstance(found, cached_property):
+        found = found.func
+    elif isinstance(found, staticmethod | classmethod):
+        found = found.__func__
+    assert isinstance(found, FunctionType), found
+    return found
+
+
+def _code(code: CodeType, name: str) -> CodeType:
+    pending = [code]
+    while pending:
+        one = pending.pop()
+        if one.co_qualname == name:
+            return one
+        pending += [const for const in one.co_consts if isinstance(const, CodeType)]
+    raise AssertionError(f"no function is named {name}")
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    if one.co_code != other.co_code or one.co_names != other.co_names or len(one.co_consts) != len(other.co_consts):
+        return False
+    return all(
+        _same(left, right) if isinstance(left, CodeType) and isinstance(right, CodeType) else left == right
+        for left, right in zip(one.co_consts, other.co_consts, strict=True)
+    )
+
+
+MUTANTS = (
+    Mutant(
+        "lost glue",
+        "seam",
+        "tito_core.tokens.append:Joiner._ending",
+        """if turn.finish_reason != "length":
+            return self._printed(stop)""",
+        """if turn.finish_reason != "length":
+            return self._printed("")""",
+    ),
+    Mutant(
+        "doubled opener",
+        "seam",
+        "tito_core.tokens.append:Joiner.join",
+        "suffix, kept = encoded.ids, len(parent)",
+        "suffix, kept = np.concatenate((encoded.ids, encoded.ids[-1:])), len(parent)",
+    ),
+    Mutant(
+        "thought dropped",
+        "prefix",
+        "tito_deepseek.v32_encoding:V32Encoding.render",
+        "dropping = dropping and thinking",
+        "dropping = thinking",
+    ),
+    Mutant(
+        "schema re-serialised",
+        "schema",
+        "tito_deepseek.v32_encoding:_print_tools",
+        "parts.content(_dump(tool.function), index, role)",
+        "parts.content(json.dumps(tool.function, ensure_ascii=False, sort_keys=True), index, role)",
+    ),
+    Mutant(
+        "result reordered",
+        "results",
+        "tito_core.prompts.messages:_matched",
+        "return [answers[number] for number in range(len(asked))]",
+        "return results",
+    ),
+    Mutant(
+        "control text parsed",
+        "control",
+        "tito_core.tokens.encoder:Encoder.encode",
+        'if mode == "engine":',
+        'if mode in ("engine", "literal"):',
+    ),
+    Mutant(
+        "wrong kwarg forwarded",
+        "thinking",
+        "tito_core.families.defaults:tito_forward_thinking",
+        "forward_kwargs={**others, thinking.forward_as: enabled},",
+        'forward_kwargs={**others, "enable_thinking": enabled},',
+    ),
+    Mutant(
+        "history re-encoded",
+        "prefix",
+        "tito_core.tokens.append:Joiner.join",
+        "        parent = turn.ids\n",
+        "        parent = np.array(self._encoder.tokenizer.encode(self._encoder.decode(turn.ids)).ids, dtype=np.int32)\n",
+    ),
+    # More of them: each stands for a way in which a joining library has been, or could be, quietly wrong.
+    Mutant(
+        "kept one too few",
+        "prefix",
+        "tito_core.tokens.append:Append.ids",
+        "self.parent[: self.kept]",
+        "self.parent[: self.kept - 1]",
+    ),
+    Mutant(
+        "spans of the next message",
+        "ledger",
+        "tito_core.tokens.append:Joiner._suffix",
+        "shift = turn.length - len(base)",
+        "shift = turn.length - len(base) + 1",
+    ),
+    Mutant(
+        "stop token inserted again",
+        "seam",
+        "tito_core.tokens.append:Joiner._ended",
+        "            return True, False\n",
+        "            return False, False\n",
+    ),
+    Mutant(
+        "text faults not reported",
+        "compare",
+        "tito_core.tokens.compare:Comparator.compare",
+        "if not np.array_equal(run, sampled):",
+        "if half and not np.array_equal(run, sampled):",
+    ),
+    Mutant(
+        "another mode's opener is soft",
+        "compare",
+        "tito_core.tokens.compare:Comparator._runs",
+        "yield _Run(start, start + 1 if opener == start else start, end)",
+        "yield _Run(start, start, end)",
+    ),
+    Mutant(
+        "system may end an append",
+        "gate",
+        "tito_core.prompts.gate:check_append",
+        "if before not in rules.ends:",
+        'if before not in rules.ends and before != "system":',
+    ),
+    Mutant(
+        "system may end a prompt",
+        "gate",
+        "tito_core.prompts.gate:check_prompt",
+        'last != "developer":',
+        'last not in ("developer", "system"):',
+    ),
+    Mutant(
+        "system declared after user",
+        "gate",
+        "tito_deepseek.v32:tito_family",
+        '"user": frozenset({"user", "assistant"}),',
+        '"user": frozenset({"user", "assistant", "system"}),',
+    ),
+    Mutant(
+        "engine always canonical",
+        "engine",
+        "tito_core.engines.scripted:ScriptedEngine._sampled",
+        "return ids if self._canonical else self._resplit(ids)",
+        "return ids",
+    ),
+    Mutant(
+        "mask covers the opener",
+        "sessions",
+        "tito_core.sessions.session:Session.samples",
+        "start = turn.end - turn.sampled",
+        "start = turn.end - turn.sampled - 1",
+    ),
+    Mutant(
+        "cut turn left open",
+        "truncation",
+        "tito_core.tokens.append:Joiner._ending",
+        "self._printed(self._boundary.closers[self._state(turn, kwargs)] + stop)",
+        "self._printed(stop)",
+    ),
+    Mutant(
+        "cut turn taken as whole",
+        "truncation",
+        "tito_core.tokens.append:Joiner._ending",
+        'if turn.finish_reason != "length":',
+        'if turn.finish_reason != "abort":',
+    ),
+    Mutant(
+        "control text not rejected",
+        "control",
+        "tito_core.tokens.encoder:Encoder.encode",
+        'if mode == "reject":',
+        'if mode == "rejected":',
+    ),
+    Mutant(
+        "mode not frozen",
+        "thinking",
+        "tito_core.prompts.thinking:frozen",
+        "if first.render_kwargs == now.render_kwargs and first.forward_kwargs == now.forward_kwargs:",
+        "if first is not None:",
+    ),
+)
