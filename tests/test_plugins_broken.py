@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tito_core
 from fake_distributions import Fakes, fakes_below, override, source
 from tito_core import __version__
 from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyError
@@ -263,6 +264,20 @@ def test_a_plugin_of_this_core_loads(requires: tuple[str, ...], fakes: Fakes) ->
     assert fakes.registry().get_family("other").name == "other"
 
 
+@pytest.mark.parametrize(("version", "loads"), [("0.1.5rc1", True), ("0.2.0rc1", False), ("0.2.0", False)])
+def test_a_core_that_is_a_release_candidate(
+    version: str, loads: bool, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wants = ("tito-core>=0.1,<0.2",)
+    fakes.add("fake-other", families={"other": "fake_other"}, modules={"fake_other": source("other")}, requires=wants)
+    monkeypatch.setattr(tito_core, "__version__", version)
+    if loads:
+        assert fakes.registry().get_family("other").name == "other"
+    else:
+        with pytest.raises(PluginError, match=rf"is for tito-core<0.2,>=0.1, and tito-core {version} is installed"):
+            fakes.registry().get_family("other")
+
+
 def test_a_requirement_that_nobody_can_read(fakes: Fakes) -> None:
     fakes.add(
         "fake-broken", families={"broken": "fake_broken"}, modules={"fake_broken": ""}, requires=("tito-core>=>1",)
@@ -316,7 +331,7 @@ def test_an_unknown_family_names_the_nearest_and_the_installed_ones(fakes: Fakes
         f"{sys.executable} -m pip install DISTRIBUTION"
     )
     asked_for: list[tuple[Any, str]] = [
-        ("FakeOn", "'FakeOn'; did you mean 'fakeone'? Installed: fakeone, whole. "),
+        ("FAKEON", "'FAKEON'; did you mean 'fakeone'? Installed: fakeone, whole. "),
         ("zzz", "'zzz'. Installed: fakeone, whole. "),
         ("", "''. Installed: fakeone, whole. "),
         (None, "None. Installed: fakeone, whole. "),

@@ -238,6 +238,18 @@ def test_an_override_is_imported_at_the_first_question_and_once(fakes: Fakes) ->
     assert fake_count.runs == [1]
 
 
+def test_overrides_are_checked_once(fakes: Fakes) -> None:
+    fakes.add("fake-house", overrides={"house": "fake_house"}, modules={"fake_house": ""})
+    registry = fakes.registry()
+    assert registry.overrides() is registry.overrides()
+
+
+def test_what_a_module_says_it_holds_does_not_hide_its_hooks(fakes: Fakes) -> None:
+    module = source("one", "def __dir__(): return ['tito_cases']\ndef __getattr__(name): raise RuntimeError(name)")
+    fakes.add("fake-one", families={"one": "fake_one"}, modules={"fake_one": module})
+    assert fakes.registry().get_family("one") == family("one")
+
+
 def test_one_override_under_two_names_is_one(fakes: Fakes) -> None:
     body = override("@hookimpl\ndef tito_append_roles(family): return family.append_roles.narrowed({'tool'})")
     fakes.add("fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": source("odd")})
@@ -350,6 +362,7 @@ def test_a_diagnosis_of_every_plugin_the_worst_first(fakes: Fakes) -> None:
     )
     assert broken.traceback.startswith("Traceback (most recent call last):\n")
     assert 'fake_import.py", line 1, in <module>\n    import fake_missing\n' in broken.traceback
+    assert "PluginError" not in broken.traceback
     assert broken.traceback.endswith("ModuleNotFoundError: No module named 'fake_missing'\n")
     assert by_name["heavy"].text == "loading it imports torch, vllm; import that where it is used"
     slow = by_name["slow"]

@@ -124,7 +124,6 @@ def _child(told: list[dict[str, str]], place: int) -> None:
 
 def _examine(points: list[importlib.metadata.EntryPoint], point: importlib.metadata.EntryPoint) -> dict[str, Any]:
     registry, info = Registry(points), info_of(point)
-    before = set(sys.modules)
     began = time.monotonic()
     try:
         if point.group == hooks.FAMILIES:
@@ -132,7 +131,7 @@ def _examine(points: list[importlib.metadata.EntryPoint], point: importlib.metad
         else:
             Registry([point]).overrides()
         seconds = time.monotonic() - began
-        heavy = [name for name in HEAVY if name in sys.modules and name not in before]
+        heavy = [name for name in HEAVY if name in sys.modules]
         if point.group == hooks.FAMILIES:
             loaded.probe()
     except Exception as error:
