@@ -186,8 +186,8 @@ MUTANTS = (
         "system may end a prompt",
         "gate",
         "tito_core.prompts.gate:check_prompt",
-        'last != "developer":',
-        'last not in ("developer", "system"):',
+        "if last not in ends:",
+        'if last not in {*ends, "system"}:',
     ),
     Mutant(
         "system declared after user",
@@ -235,8 +235,8 @@ MUTANTS = (
         "mode not frozen",
         "thinking",
         "tito_core.prompts.thinking:frozen",
-        "if first.render_kwargs == now.render_kwargs and first.forward_kwargs == now.forward_kwargs:",
-        "if first is not None:",
+        "if before.get(key) != after.get(key):",
+        "if before is after:",
     ),
     Mutant(
         "value stripped",
