@@ -186,8 +186,8 @@ MUTANTS = (
         "system may end a prompt",
         "gate",
         "tito_core.prompts.gate:check_prompt",
-        'last != "developer":',
-        'last not in ("developer", "system"):',
+        "rules.ends | FIRST_ENDS",
+        'rules.ends | FIRST_ENDS | {"system"}',
     ),
     Mutant(
         "system declared after user",
@@ -235,7 +235,7 @@ MUTANTS = (
         "mode not frozen",
         "thinking",
         "tito_core.prompts.thinking:frozen",
-        "if first.render_kwargs == now.render_kwargs and first.forward_kwargs == now.forward_kwargs:",
-        "if first is not None:",
+        "if before.get(key) != after.get(key):",
+        "if not before:",
     ),
 )
