@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -104,6 +105,10 @@ def _simpler(one: Round, roles: AppendRoles) -> Iterator[Round]:
     for size in range(max(results, 1), len(appended)):
         if appended[size - 1]["role"] in roles.ends:
             yield replace(one, appended=appended[:size])
+    for place in range(results, len(appended)):
+        fewer = (*appended[:place], *appended[place + 1 :])
+        if fewer and _allowed(fewer, roles):
+            yield replace(one, appended=fewer)
     calls = one.assistant.get("tool_calls") or []
     for number, call in enumerate(calls):
         others = [*calls[:number], *calls[number + 1 :]]
@@ -121,6 +126,12 @@ def _simpler(one: Round, roles: AppendRoles) -> Iterator[Round]:
     for seed in (0, 1):
         if one.seed > seed:
             yield replace(one, seed=seed)
+
+
+def _allowed(appended: tuple[dict[str, Any], ...], roles: AppendRoles) -> bool:
+    said = ["assistant", *(message["role"] for message in appended)]
+    pairs = [pair for pair in pairwise(said) if pair != ("tool", "tool")]
+    return said[-1] in roles.ends and all(role in roles.follows.get(before, ()) for before, role in pairs)
 
 
 def _every(conversation: Conversation, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
