@@ -186,8 +186,8 @@ MUTANTS = (
         "system may end a prompt",
         "gate",
         "tito_core.prompts.gate:check_prompt",
-        "if last not in ends:",
-        'if last not in {*ends, "system"}:',
+        "rules.ends | FIRST_ENDS",
+        'rules.ends | FIRST_ENDS | {"system"}',
     ),
     Mutant(
         "system declared after user",

@@ -549,6 +549,12 @@ def test_a_shared_stop_token_is_kept_where_it_opens_the_append() -> None:
     assert ledger(toy_join(GLM, glm, [259, TOY_USER], [Message("user", "he")])) == (5, 0, [], [256, BOT])
 
 
+def test_a_shared_stop_token_leaves_the_rest_of_its_span() -> None:
+    append = toy_join(GLM, ToyRenderer("", openers={"user": "<|user|>\n"}), [259, TOY_USER], [Message("user", "he")])
+    assert ledger(append) == (5, 0, [], [10, 256, BOT])
+    assert append.spans[0] == (5, 6, "template", 2, "user")
+
+
 def test_a_shared_stop_token_is_dropped_where_another_opens_the_append() -> None:
     glm = ToyRenderer("", openers=OPENERS)
     append = toy_join(GLM, glm, [259, OBS], [Message("user", "he")])

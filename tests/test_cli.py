@@ -243,10 +243,11 @@ Options:
 Commands:
   families  List the installed families.
   show      Show what a family declares.
+  doctor    Diagnose every installed plugin.
   verify    Prove that a family keeps its promises.
 
-  Exit codes: 0 all held, 1 a promise broke, 2 usage, 3 the family or the
-  checkpoint could not be loaded, 70 a fault of tito itself.
+  Exit codes: 0 all held, 1 a promise broke or a plugin is broken, 2 usage, 3
+  the family or the checkpoint could not be loaded, 70 a fault of tito itself.
 """
     )
     assert tito_says("--version").output == f"tito-core {tito_core.__version__}\n"

@@ -71,7 +71,7 @@ def test_verify_runs_on_a_checkpoint_and_records_what_it_does_not_know(tmp_path:
     assert report.warnings == (
         f"{path} has a chat template of its own (sha256 {digest}) that deepseekv32 does not know; prompts are rendered "
         "with tito_deepseek.v32_encoding:V32Encoding, so make sure that this checkpoint is one of "
-        "deepseek-ai/DeepSeek-V3.2, deepseek-ai/DeepSeek-V3.2-Speciale",
+        "deepseek-ai/DeepSeek-V3.2",
     )
 
 

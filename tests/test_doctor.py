@@ -91,7 +91,11 @@ def test_nothing_to_diagnose(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json() -> None:
     told = json.loads(run("doctor", "--json").output)
     assert told["schema_version"] == 1
-    assert [(one["status"], one["name"]) for one in told["plugins"]] == [("FAIL", "exit"), ("FAIL", "lost"), ("ok", "whole")]
+    assert [(one["status"], one["name"]) for one in told["plugins"]] == [
+        ("FAIL", "exit"),
+        ("FAIL", "lost"),
+        ("ok", "whole"),
+    ]
     assert "Traceback" in told["plugins"][1]["traceback"]
     told = json.loads(run("show", "whole", "--json").output)
     assert told["schema_version"] == 1

@@ -78,7 +78,9 @@ def test_the_installed_families_are_found_on_first_use_and_not_before(two: Fakes
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_worker_finds_by_name_what_its_parent_found(method: str, two: Fakes) -> None:
+def test_a_worker_finds_by_name_what_its_parent_found(method: str, two: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked worker has its parent's scan: one that nobody made before these distributions were there."""
+    monkeypatch.setattr(tito_core.families.registry, "default_registry", Registry())
     registry = Registry()
     ours = [info.name for info in registry.list_families() if info.distribution.startswith("fake-")]
     names, declared, imported = in_a_child(method, "found_by_name", "two")
@@ -87,7 +89,8 @@ def test_a_worker_finds_by_name_what_its_parent_found(method: str, two: Fakes) -
     assert imported == ["fake_two"]
 
 
-def test_a_worker_that_finds_nothing_is_told_what_there_is(two: Fakes) -> None:
+def test_a_worker_that_finds_nothing_is_told_what_there_is(two: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tito_core.families.registry, "default_registry", Registry())
     said = in_a_child("spawn", "told", "tow")
     assert said == told("tow")
     assert "; did you mean 'two'? Installed: " in said

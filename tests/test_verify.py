@@ -14,13 +14,13 @@ from hypothesis import find, given, seed, settings
 
 import tito_core
 from mutants import MUTANTS, in_effect
-from tito_core import Codec
+from tito_core import AppendRoles, Codec
 from tito_core.errors import CheckpointError, FamilyError, UnknownFamilyError
 from tito_core.families.registry import Registry
 from tito_core.prompts.gate import check_append, check_prompt
 from tito_core.verify import bench, run
 from tito_core.verify.bench import Bench, Broken, same_ids
-from tito_core.verify.cases import Conversation, conversations
+from tito_core.verify.cases import Conversation, conversations, simpler
 from tito_core.verify.checks import CHECKS
 from tito_core.verify.driver import actions, drive
 from tito_core.verify.report import Report
@@ -108,18 +108,45 @@ def test_generated_conversations_pass_the_gate(roles: set[str]) -> None:
     @settings(max_examples=60, database=None)
     @given(conversations(codec().family, narrowed))
     def passes(conversation: Conversation) -> None:
-        made = codec().normalise(conversation.messages())
-        place = len(conversation.prompt)
-        check_prompt(made[:place], codec().append_roles, "deepseekv32")
-        for assistant, appended in _appended(conversation):
-            place += 1
-            assert made[place - 1].role == assistant["role"] == "assistant"
-            assert appended
-            check_append(made[place : place + len(appended)], narrowed, "deepseekv32", place)
-            place += len(appended)
-        assert place == len(made)
+        _gated(conversation, narrowed)
 
     passes()
+
+
+@pytest.mark.parametrize("roles", [EVERY, {"tool"}, {"tool", "user"}])
+def test_smaller_conversations_pass_the_gate_too_and_come_to_an_end(roles: set[str]) -> None:
+    narrowed, small = codec().narrowed(roles), set()
+
+    @settings(max_examples=25, database=None)
+    @given(conversations(codec().family, narrowed))
+    def shrinks(conversation: Conversation) -> None:
+        for _ in range(500):
+            candidates = [one for one in simpler(conversation, codec().family, narrowed) if one != conversation]
+            for candidate in candidates:
+                _gated(candidate, narrowed)
+            if not candidates:
+                break
+            conversation = candidates[0]
+        else:
+            raise AssertionError("no end")
+        small.add(conversation.said())
+
+    shrinks()
+    assert small <= {'user "0", assistant "0", user "0"', 'user "0", assistant "0" calls f({}), tool "0"'}
+    assert ('user "0", assistant "0", user "0"' in small) == ("user" in roles)
+
+
+def _gated(conversation: Conversation, narrowed: AppendRoles) -> None:
+    made = codec().normalise(conversation.messages())
+    place = len(conversation.prompt)
+    check_prompt(made[:place], codec().append_roles, "deepseekv32")
+    for assistant, appended in _appended(conversation):
+        place += 1
+        assert made[place - 1].role == assistant["role"] == "assistant"
+        assert appended
+        check_append(made[place : place + len(appended)], narrowed, "deepseekv32", place)
+        place += len(appended)
+    assert place == len(made)
 
 
 def test_every_declared_pair_is_generated_and_no_other() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tito_core.families.family import APPEND_ROLES, AppendRoles, Case, Family, Role
 
-__all__ = ["Conversation", "Round", "conversations"]
+__all__ = ["Conversation", "Round", "conversations", "simpler"]
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -83,6 +84,113 @@ class Conversation:
     def said(self) -> str:
         """One line: who says what."""
         return ", ".join(_said(message) for message in self.messages())
+
+
+def simpler(conversation: Conversation, family: Family, roles: AppendRoles) -> Iterator[Conversation]:
+    """Conversations that the family can carry as well, each a step smaller: the largest steps first."""
+    rounds, prompt = conversation.rounds, conversation.prompt
+    for keep in range(1, len(rounds)):
+        yield replace(conversation, rounds=rounds[:keep])
+        yield replace(conversation, rounds=rounds[keep:])
+    last_user = max(place for place, message in enumerate(prompt) if message["role"] == "user")
+    if last_user:
+        yield replace(conversation, prompt=prompt[last_user:])
+        if prompt[0]["role"] == "system":
+            yield replace(conversation, prompt=prompt[1:])
+            yield replace(conversation, prompt=(prompt[0], *prompt[last_user:]))
+    for change in (_bare, _quiet, _spoken):
+        yield _every(conversation, change)
+    if conversation.tools and not any(message.get("tool_calls") for message in conversation.messages()):
+        yield replace(conversation, tools=())
+    yield _renamed(conversation)
+    for number, one in enumerate(rounds):
+        for made in _simpler(one, roles):
+            yield replace(conversation, rounds=(*rounds[:number], made, *rounds[number + 1 :]))
+    if conversation.thinking and False in family.thinking.modes:
+        yield replace(_every(conversation, _quiet), thinking=False)
+    for message in conversation.messages():
+        for change in (_bare, _quiet, _spoken):
+            yield _every(conversation, partial(_where, message, change))
+
+
+def _where(
+    message: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]], other: dict[str, Any]
+) -> dict[str, Any]:
+    return change(other) if other is message else other
+
+
+def _simpler(one: Round, roles: AppendRoles) -> Iterator[Round]:
+    """A round with fewer messages, fewer calls, and less that is said of it."""
+    appended = one.appended
+    results = sum(message["role"] == "tool" for message in appended)
+    for size in range(max(results, 1), len(appended)):
+        if appended[size - 1]["role"] in roles.ends:
+            yield replace(one, appended=appended[:size])
+    for place in range(results, len(appended)):
+        fewer = (*appended[:place], *appended[place + 1 :])
+        if fewer and _allowed(fewer, roles):
+            yield replace(one, appended=fewer)
+    calls = one.assistant.get("tool_calls") or []
+    for number, call in enumerate(calls):
+        others = [*calls[:number], *calls[number + 1 :]]
+        left = tuple(message for message in appended if message.get("tool_call_id") != call["id"])
+        if others:
+            yield replace(one, assistant={**one.assistant, "tool_calls": others}, appended=left)
+        elif left and left[0]["role"] in roles.follows["assistant"]:
+            plain = {key: value for key, value in one.assistant.items() if key != "tool_calls"}
+            yield replace(one, assistant=plain, appended=left)
+        elif not left and "user" in roles.follows["assistant"] & roles.ends:
+            plain = {key: value for key, value in one.assistant.items() if key != "tool_calls"}
+            yield replace(one, assistant=plain, appended=({"role": "user", "content": "0"},))
+    if one.stopped:
+        yield replace(one, stopped=False)
+    for seed in (0, 1):
+        if one.seed > seed:
+            yield replace(one, seed=seed)
+
+
+def _allowed(appended: tuple[dict[str, Any], ...], roles: AppendRoles) -> bool:
+    said = ["assistant", *(message["role"] for message in appended)]
+    pairs = [pair for pair in pairwise(said) if pair != ("tool", "tool")]
+    return said[-1] in roles.ends and all(role in roles.follows.get(before, ()) for before, role in pairs)
+
+
+def _every(conversation: Conversation, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
+    return replace(
+        conversation,
+        prompt=tuple(map(change, conversation.prompt)),
+        rounds=tuple(
+            replace(one, assistant=change(one.assistant), appended=tuple(map(change, one.appended)))
+            for one in conversation.rounds
+        ),
+    )
+
+
+def _spoken(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": "0"}
+
+
+def _quiet(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "reasoning_content"}
+
+
+def _bare(message: dict[str, Any]) -> dict[str, Any]:
+    """The same calls without arguments."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [{**call, "function": {**call["function"], "arguments": "{}"}} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _renamed(conversation: Conversation) -> Conversation:
+    """One tool without a schema, which every call calls."""
+    tools = conversation.tools[:1] and ({"type": "function", "function": {"name": "f"}},)
+
+    def change(message: dict[str, Any]) -> dict[str, Any]:
+        calls = [{**call, "function": {**call["function"], "name": "f"}} for call in message.get("tool_calls") or ()]
+        return {**message, "tool_calls": calls} if calls else message
+
+    return replace(_every(conversation, change), tools=tools)
 
 
 def _said(message: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, Phase, Verbosity
 from tito_core.families.registry import Registry, default_registry
 from tito_core.tokens.compare import KINDS
 from tito_core.verify.bench import Bench, Broken, of_error
-from tito_core.verify.cases import Conversation, conversations
+from tito_core.verify.cases import Conversation, conversations, simpler
 from tito_core.verify.checks import CHECKS, Check
 from tito_core.verify.driver import drive
 from tito_core.verify.report import (
@@ -154,17 +153,17 @@ class _Tally:
             examine(Conversation.of(case, mode))
         done = 0
         if share:
-            _generate(bench, examine, share, (Phase.generate,))
+            _generate(bench, examine, share)
         for check in CHECKS:
             if check.name in broken and not any(failure.check == check.name for failure in self.failures):
                 conversation, cause = broken[check.name]
                 if conversation is not None:
                     self.progress(f"shrinking {check.name}", 0, 1)
-                    conversation, cause = self._smallest(bench, check, conversation, cause, share)
+                    conversation, cause = self._smallest(bench, check, conversation, cause)
                 self.failures.append(_failure(bench, check.name, conversation, cause))
 
     def _smallest(
-        self, bench: Bench, check: Check, conversation: Conversation, cause: Broken, examples: int
+        self, bench: Bench, check: Check, conversation: Conversation, cause: Broken
     ) -> tuple[Conversation, Broken]:
         """A small conversation that breaks a check: one that broke another check already, or the smallest found."""
         assert check.each is not None
@@ -173,7 +172,7 @@ class _Tally:
                 _guarded(partial(check.each, bench, known))
             except Broken as found:
                 return known, found
-        smallest = _smallest(bench, check.each, conversation, cause, examples)
+        smallest = _smallest(bench, check.each, conversation, cause)
         self._small.append(smallest[0])
         return smallest
 
@@ -224,17 +223,16 @@ def _guarded(check: Callable[[], int]) -> int:
         raise of_error(cause) from cause
 
 
-def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: int, phases: tuple[Phase, ...]) -> None:
+def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: int) -> None:
     @hypothesis.seed(bench.seed)
     @hypothesis.settings(
         max_examples=examples,
-        phases=phases,
+        phases=(Phase.generate,),
         database=None,
         deadline=None,
         derandomize=False,
         verbosity=Verbosity.quiet,
         print_blob=False,
-        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
     @hypothesis.given(conversations(bench.codec.family, bench.roles))
@@ -245,42 +243,24 @@ def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: i
 
 
 def _smallest(
-    bench: Bench,
-    each: Callable[[Bench, Conversation], int],
-    conversation: Conversation,
-    cause: Broken,
-    examples: int,
+    bench: Bench, each: Callable[[Bench, Conversation], int], conversation: Conversation, cause: Broken
 ) -> tuple[Conversation, Broken]:
-    """The smallest conversation found, within the time, that breaks the check too."""
+    """The smallest conversation found, within the time, that breaks the check too: a step at a time, while one does."""
     until = time.monotonic() + SHRINK_SECONDS
-    best = (conversation, cause)
-
-    def examine(candidate: Conversation) -> None:
-        nonlocal best
-        if time.monotonic() > until:
-            raise _Enough
-        try:
-            _guarded(partial(each, bench, candidate))
-        except Broken as found:
-            if _size(candidate) <= _size(best[0]):
-                best = (candidate, found)
-            raise _Found from None
-
-    with contextlib.suppress(_Found, _Enough):
-        _generate(bench, examine, max(examples, 1), (Phase.generate, Phase.shrink))
+    best, smaller = (conversation, cause), True
+    while smaller:
+        smaller = False
+        for candidate in simpler(best[0], bench.codec.family, bench.roles):
+            if time.monotonic() > until:
+                return best
+            if candidate == best[0]:
+                continue
+            try:
+                _guarded(partial(each, bench, candidate))
+            except Broken as found:
+                best, smaller = (candidate, found), True
+                break
     return best
-
-
-class _Found(Exception):
-    """The same for every broken conversation, so that shrinking may move from one place to another."""
-
-
-class _Enough(BaseException):
-    """The time ran out. No failure of an example: it ends the search at once."""
-
-
-def _size(conversation: Conversation) -> int:
-    return len(repr(conversation))
 
 
 def _json(value: dict[str, Any]) -> dict[str, Any]:

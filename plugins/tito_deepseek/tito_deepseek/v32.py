@@ -80,7 +80,7 @@ def tito_family() -> Family:
     user message it would be printed inside the opened assistant turn."""
     return Family(
         name="deepseekv32",
-        models=("deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V3.2-Speciale"),
+        models=("deepseek-ai/DeepSeek-V3.2",),
         model_types=("deepseek_v32",),
         template="tito_deepseek.v32_encoding:V32Encoding",
         fixed_kwargs={"drop_thinking": False},
