@@ -451,8 +451,9 @@ def test_a_stop_token_ends_a_turn_whatever_the_finish_reason() -> None:
 
 def test_a_block_that_is_closed_can_only_end() -> None:
     """Cut before the stop token, its calls are whole; a character begun after it makes them none."""
-    parsed = read_text(GOOD, finish="length")
-    assert parsed.state == "ok"
+    assert read_text(GOOD, finish="length").state == "ok"
+    parsed = read_text(GOOD + "x", finish="length")
+    assert (parsed.state, parsed.content, parsed.tool_calls) == ("malformed", GOOD + "x", ())
     ids = [*engine_ids("r1", GOOD), *plain("r1").encode("🙂", add_special_tokens=False).ids[:1]]
     parsed = read("r1", ids, False, "length")
     assert (parsed.state, parsed.content, parsed.tool_calls) == ("incomplete", GOOD, ())
@@ -470,6 +471,8 @@ def test_marks_spelled_by_ordinary_tokens() -> None:
         parsed = read(name, [*spelled, *closed], True)
         assert parsed == Parsed("4", f"quote </think> and {END}")
         assert printed(parsed, True) == f"quote </think> and {END}</think>4{END}"
+        alone = plain(name).encode("</think>", add_special_tokens=False).ids
+        assert read(name, [*alone, *closed], True) == Parsed("4", "</think>")
     block = plain("v4").encode(GOOD, add_special_tokens=False).ids
     parsed = read("v4", [*block, EOS], False)
     assert (parsed.state, parsed.content, parsed.tool_calls) == ("malformed", GOOD, ())
