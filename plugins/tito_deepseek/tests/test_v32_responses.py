@@ -128,7 +128,11 @@ def stricter_text(text: str, name: Name, thinking: bool) -> bool:
     segments = block.split(MARK)
     if not block.endswith(UNCALLS) or len(segments) < 4 or any(not SEGMENT.fullmatch(one) for one in segments):
         return True
-    for value in re.findall(r'string="false">(.*?)</｜DSML｜parameter>', text, re.DOTALL):
+    for kind, value in re.findall(r'string="(true|false)">(.*?)</｜DSML｜parameter>', text, re.DOTALL):
+        if MARK in value:
+            return True
+        if kind == "true":
+            continue
         try:
             json.loads(value, parse_constant=lambda _: 1 / 0)
         except (ValueError, ZeroDivisionError):
