@@ -518,8 +518,6 @@ class Family(Declaration):
                 raise ValueError(f"the known issue {issue.name!r} names profiles {unknown}, which recipes does not")
             if unknown := sorted(set(issue.engines) - set(self.parsers)):
                 raise ValueError(f"the known issue {issue.name!r} names engines {unknown}, which parsers does not")
-        if self.recipes and "default" not in self.recipes:
-            raise ValueError(f"recipes has {sorted(self.recipes)}, and no profile named 'default'")
         owner: dict[str, str] = {}
         for what, keys in (
             ("thinking.aliases", self.thinking.aliases),
