@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,11 +14,12 @@ import numpy as np
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.prompts.messages import Message
-from tito_core.sessions.session import Session
+from tito_core.responses.completion import Completion
+from tito_core.sessions.session import Request, Session, Turn
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, of_error
 
-__all__ = ["Drive", "actions", "drive"]
+__all__ = ["Agent", "Drive", "actions", "drive"]
 
 TURNS: Final = 6
 TOOLS: Final = (
@@ -35,6 +37,7 @@ class Drive:
     """What one session came to. `broken` is the first promise that did not hold, with the conversation so far."""
 
     turns: int = 0
+    calls: int = 0
     tokens: int = 0
     actions: Counter[str] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
@@ -46,24 +49,47 @@ def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
     """The schedule that a family's append roles, and its closers for a turn that was cut, allow."""
     follows = roles.follows
     after = follows.get("assistant", frozenset())
+    user = "user" in after and "user" in roles.ends
+    results = "tool" in after and "tool" in roles.ends
     found = {
-        "tool_results": "tool" in after and "tool" in roles.ends,
+        "tool_results": results,
+        "parallel_results": results,
         "tool_results_then_user": "tool" in after and "user" in follows.get("tool", ()) and "user" in roles.ends,
-        "user": "user" in after and "user" in roles.ends,
+        "user": user,
         "system_then_user": "system" in after and "user" in follows.get("system", ()) and "user" in roles.ends,
         "assistant_then_user": "assistant" in after and "user" in roles.ends,
         "rollback": True,
-        "retry": True,
+        "rollback_twice": True,
+        "regenerate": True,
+        "force_final": user,
+        "failed_call_result": results,
+        "failed_call_user": user and "tool" in roles.roles,
+        "failed_call_rollback": "tool" in roles.roles,
         "cut": bool(boundary.closers),
     }
     return tuple(name for name, allowed in found.items() if allowed)
 
 
 def drive(bench: Bench, seed: int) -> Drive:
-    """One session of a few turns. Deterministic from the seed."""
+    """One session of a few turns with the scripted engine. Deterministic from the seed."""
     done = Drive()
+    rng = random.Random(seed)
+    codec = bench.codec
+    cutting = bool(codec.family.boundary.closers) and rng.random() < 0.25
     try:
-        _drive(bench, random.Random(seed), seed, done)
+        session = codec.session(
+            thinking=rng.choice(codec.family.thinking.modes),
+            append_roles=bench.roles.roles,
+            truncation="close" if cutting else "refuse",
+        )
+        engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5)
+
+        def sample(request: Request, final: bool) -> Completion:
+            most = rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096
+            return engine.complete(request, max_tokens=most, calling=not final)
+
+        Agent(session, bench.roles, rng, sample, done).work()
+        _compared(bench, session, done)
     except Broken as broken:
         done.broken = broken
     except Exception as cause:
@@ -71,60 +97,119 @@ def drive(bench: Bench, seed: int) -> Drive:
     return done
 
 
-def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
-    codec = bench.codec
-    schedule = actions(bench.roles, codec.family.boundary)
-    cutting = "cut" in schedule and rng.random() < 0.25
-    session = codec.session(
-        thinking=rng.choice(codec.family.thinking.modes),
-        append_roles=bench.roles.roles,
-        truncation="close" if cutting else "refuse",
-    )
-    engine = ScriptedEngine(codec, seed, stopped=0.15)
+class Agent:
+    """A client on a schedule: answers calls, appends, takes back, asks for an end. `sample` is the engine."""
 
-    def turn() -> None:
-        _turn(session, engine, messages, tools, done, rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096)
+    def __init__(
+        self,
+        session: Session,
+        roles: AppendRoles,
+        rng: random.Random,
+        sample: Callable[[Request, bool], Completion],
+        done: Drive,
+    ) -> None:
+        self._session, self._rng, self._sample, self._done = session, rng, sample, done
+        self._schedule = actions(roles, session.codec.family.boundary)
+        self._tools = [*TOOLS] if "tool" in roles.roles else None
+        self._messages = done.messages
 
-    tools = [*TOOLS] if "tool_results" in schedule or "tool_results_then_user" in schedule else None
-    messages = done.messages
-    if rng.random() < 0.5:
-        messages.append({"role": "system", "content": _said(rng)})
-    messages.append({"role": "user", "content": _said(rng)})
-    asked = 0
-    while len(session.turns) < TURNS:
-        turn()
-        if done.turns < 3 * TURNS and rng.random() < 0.25:
-            again = rng.choice(("rollback", "retry"))
-            if _take_back(session, messages, again):
-                done.actions[again] += 1
-                if again == "rollback":
-                    asked += 1
-                    _append(rng, messages, session.turns[-2].message, schedule, done, asked)
-                turn()
-        asked += 1
-        if not _append(rng, messages, session.turns[-1].message, schedule, done, asked):
-            break
-    _compared(bench, session, done)
+    def work(self, turns: int = TURNS) -> None:
+        """Drives the session for so many turns. Raises Broken, and what the session and the engine raise."""
+        if self._rng.random() < 0.5:
+            self._messages.append({"role": "system", "content": self._said()})
+        self._messages.append({"role": "user", "content": self._said()})
+        self._turn()
+        while len(self._session.turns) < turns:
+            self._take_back()
+            final = len(self._session.turns) == turns - 1 and self._may("force_final")
+            if not self._append(final):
+                break
+            self._turn(final)
 
+    def _turn(self, final: bool = False) -> None:
+        session, done = self._session, self._done
+        request = session.prepare(self._messages, tools=self._tools)
+        if request.parent is not None:
+            before = request.parent.ids
+            if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
+                raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
+        turn = session.commit(request, self._sample(request, final))
+        self._messages.append(_wire(turn.message))
+        done.turns += 1
+        done.actions["cut"] += turn.finish_reason == "length"
+        done.calls += len(turn.message.tool_calls)
+        done.tokens += len(turn.ids)
 
-def _turn(
-    session: Session,
-    engine: ScriptedEngine,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    done: Drive,
-    most: int,
-) -> None:
-    request = session.prepare(messages, tools=tools)
-    if request.parent is not None:
-        before = request.parent.ids
-        if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
-            raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
-    turn = session.commit(request, engine.complete(request, max_tokens=most))
-    messages.append(_wire(turn.message))
-    done.turns += 1
-    done.actions["cut"] += turn.finish_reason == "length"
-    done.tokens += len(turn.ids)
+    def _take_back(self) -> None:
+        """Sometimes samples the last turn again, or goes back one turn and another way, once or twice in a row."""
+        turns = self._session.turns
+        if self._failed() and self._rng.random() < 0.5:
+            name = "failed_call_rollback"
+        elif self._rng.random() < 0.25:
+            name = self._rng.choice(
+                [one for one in self._schedule if one in ("regenerate", "rollback", "rollback_twice")]
+            )
+        else:
+            return
+        if name in ("regenerate", "failed_call_rollback"):
+            del self._messages[turns[-1].length - 1 :]
+            self._turn()
+        elif len(turns) > 1:
+            for _ in range(2 if name == "rollback_twice" else 1):
+                del self._messages[self._session.turns[-2].length :]
+                self._append(False, self._session.turns[-2])
+                self._turn()
+        else:
+            return
+        self._done.actions[name] += 1
+
+    def _failed(self, turn: Turn | None = None) -> bool:
+        """Whether a turn's calls could not be read."""
+        parsed = (turn or self._session.turns[-1]).parsed
+        return "tool" in self._session.codec.append_roles.roles and parsed is not None and parsed.state == "malformed"
+
+    def _append(self, final: bool, turn: Turn | None = None) -> bool:
+        """Whether anything may follow the turn, the last where none is named; then it is appended to the messages."""
+        last = turn or self._session.turns[-1]
+        rng, messages = self._rng, self._messages
+        if last.message.tool_calls:
+            name = self._chosen("tool_results", "tool_results_then_user", "failed_call_result")
+            if final and self._may("tool_results_then_user"):
+                name = "force_final"
+            failed = "error: it timed out " if name == "failed_call_result" else ""
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": f"{failed}{number} {self._said()}"}
+                for number, call in enumerate(last.message.tool_calls)
+            ]
+            rng.shuffle(results)
+            messages += results
+            self._done.actions["parallel_results"] += len(results) > 1
+            if name in ("tool_results_then_user", "force_final"):
+                messages.append({"role": "user", "content": self._said()})
+        else:
+            name = self._chosen("user", "system_then_user", "assistant_then_user")
+            if not name:
+                return False
+            if final or self._failed(last):
+                name = "force_final" if final else "failed_call_user"
+            if name == "system_then_user":
+                messages.append({"role": "system", "content": f"{len(messages)}000 ids left"})
+            if name == "assistant_then_user":
+                messages.append({"role": "assistant", "content": self._said()})
+            messages.append({"role": "user", "content": "answer now" if final else self._said()})
+        self._done.actions[name] += 1
+        return True
+
+    def _may(self, name: str) -> bool:
+        return name in self._schedule
+
+    def _chosen(self, *names: str) -> str:
+        """One of these actions that the schedule has, or an empty text."""
+        allowed = [name for name in names if self._may(name)]
+        return self._rng.choice(allowed) if allowed else ""
+
+    def _said(self) -> str:
+        return self._rng.choice(_SAID)
 
 
 def _compared(bench: Bench, session: Session, done: Drive) -> None:
@@ -154,50 +239,6 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
         raise Broken("the loss mask of the sample does not cover exactly the sampled ids")
 
 
-def _take_back(session: Session, messages: list[dict[str, Any]], how: str) -> bool:
-    """Cuts the messages back to the last prompt (`retry`) or to the turn before the last (`rollback`)."""
-    if how == "rollback" and len(session.turns) < 2:
-        return False
-    length = session.turns[-1].length - 1 if how == "retry" else session.turns[-2].length
-    del messages[length:]
-    return True
-
-
-def _append(
-    rng: random.Random,
-    messages: list[dict[str, Any]],
-    last: Message,
-    schedule: tuple[str, ...],
-    done: Drive,
-    asked: int,
-) -> bool:
-    """Whether anything may follow the assistant's message; then it is appended to `messages`."""
-    if last.tool_calls:
-        results = [
-            {"role": "tool", "tool_call_id": call.id, "content": f"{number} {_said(rng)}"}
-            for number, call in enumerate(last.tool_calls)
-        ]
-        rng.shuffle(results)
-        messages += results
-        name = rng.choice([name for name in schedule if name.startswith("tool_results")])
-        if len(results) > 1:
-            done.actions["parallel_results"] += 1
-        if name == "tool_results_then_user":
-            messages.append({"role": "user", "content": _said(rng)})
-    else:
-        names = [name for name in schedule if name in ("user", "system_then_user", "assistant_then_user")]
-        if not names:
-            return False
-        name = rng.choice(names)
-        if name == "system_then_user":
-            messages.append({"role": "system", "content": f"{asked}000 ids left"})
-        if name == "assistant_then_user":
-            messages.append({"role": "assistant", "content": _said(rng)})
-        messages.append({"role": "user", "content": _said(rng)})
-    done.actions[name] += 1
-    return True
-
-
 def _wire(message: Message) -> dict[str, Any]:
     """The assistant message as a client sends it back."""
     sent: dict[str, Any] = {"role": "assistant", "content": message.content or None}
@@ -213,7 +254,3 @@ def _wire(message: Message) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return sent
-
-
-def _said(rng: random.Random) -> str:
-    return rng.choice(_SAID)

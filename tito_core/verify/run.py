@@ -19,7 +19,7 @@ from tito_core.tokens.compare import KINDS
 from tito_core.verify.bench import Bench, Broken, of_error
 from tito_core.verify.cases import Conversation, conversations, simpler
 from tito_core.verify.checks import CHECKS, Check
-from tito_core.verify.driver import drive
+from tito_core.verify.driver import actions, drive
 from tito_core.verify.report import (
     CheckResult,
     Failure,
@@ -74,6 +74,7 @@ def verify(
         tally.checks(bench, share)
     for number, (bench, share) in enumerate(zip(benches, _shares(sessions, len(benches)), strict=True)):
         tally.sessions(bench, share, first=number * sessions, total=sessions)
+    tally.proved(benches[0])
     codec = benches[0].codec
     return Report(
         family=family,
@@ -118,7 +119,7 @@ class _Tally:
         self.tokens: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self._small: list[Conversation] = []
-        self._driven = self._passed = self._turns = self._ids = 0
+        self._driven = self._passed = self._turns = self._calls = self._ids = 0
         self._actions: Counter[str] = Counter()
         self._mismatches: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
 
@@ -182,6 +183,7 @@ class _Tally:
             done = drive(bench, bench.seed * 1_000_003 + first + number)
             self._driven += 1
             self._turns += done.turns
+            self._calls += done.calls
             self._ids += done.tokens
             self._actions.update(done.actions)
             self._mismatches.update(done.mismatches)
@@ -198,13 +200,23 @@ class _Tally:
                     )
                 )
 
+    def proved(self, bench: Bench) -> None:
+        """Sessions whose schedule answers tool calls, and that saw none, have proved nothing about them."""
+        schedule = actions(bench.roles, bench.codec.family.boundary)
+        if self._driven and not self._calls and "tool_results" in schedule:
+            what = (
+                f"{self._driven} sessions answer tool calls, and the engine made none: this proves nothing about them"
+            )
+            self.failures.append(Failure(check="sessions", vocabulary=bench.codec.origin.vocabulary, what=what))
+
     def result(self) -> SessionsResult:
         return SessionsResult(
             driven=self._driven,
             passed=self._passed,
             turns=self._turns,
+            calls=self._calls,
             tokens=self._ids,
-            actions=dict(sorted(self._actions.items())),
+            actions={name: count for name, count in sorted(self._actions.items()) if count},
             mismatches={kind: self._mismatches[kind] for kind in KINDS},
         )
 
