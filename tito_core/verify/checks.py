@@ -562,26 +562,36 @@ def results(bench: Bench, conversation: Conversation) -> int:
 
 
 def control_tokens(bench: Bench) -> int:
-    """Each added token of the vocabulary, special or not, as a user's text."""
+    """Each added token of the vocabulary, special or not, in every place where somebody writes text."""
     codec = bench.codec
+    usual = bench.controls_in(_everywhere(bench, "x"))
+    for between in ("", " "):
+        same_ids(
+            bench,
+            usual,
+            bench.controls_in(_everywhere(bench, between.join(bench.controls))),
+            "control text that somebody wrote became a control token",
+        )
+    return len(bench.controls) * len(codec.family.thinking.modes)
 
-    def controls(text: str) -> Ids:
-        ids = codec.prompt([{"role": "user", "content": text}]).ids
-        return bench.controls_in(ids)
 
-    same_ids(
-        bench,
-        controls("0"),
-        controls(" ".join(bench.controls)),
-        "control text in a user's message became a control token",
-    )
-    same_ids(
-        bench,
-        controls("0"),
-        controls("".join(bench.controls)),
-        "control text in a user's message became a control token",
-    )
-    return len(bench.controls)
+def _everywhere(bench: Bench, text: str) -> Ids:
+    """Prompts, in every mode, that hold a text in every role's content, in reasoning, names, arguments and schemas."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": text},
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": text, "reasoning_content": text},
+        {"role": "user", "content": text},
+    ]
+    tools: list[dict[str, Any]] = []
+    if "tool" in bench.roles.roles:
+        call = {"id": "c0", "function": {"name": text, "arguments": {text: text, f"{text}1": [text, {text: text}]}}}
+        messages[2]["tool_calls"] = [call]
+        messages.insert(3, {"role": "tool", "tool_call_id": "c0", "content": text})
+        parameters = {"type": "object", "properties": {text: {"description": text}}}
+        tools = [{"function": {"name": text, "description": text, "parameters": parameters}}]
+    decisions = [bench.decision(mode) for mode in bench.codec.family.thinking.modes]
+    return np.concatenate([bench.codec.prompt(messages, tools=tools, decision=one).ids for one in decisions])
 
 
 def control(bench: Bench, conversation: Conversation) -> int:
