@@ -54,7 +54,7 @@ class Codec:
         )
         self._renderer = renderer(template)
         self._joiner = Joiner(loaded.name, self.family.boundary, encoder, self._renderer)
-        self._comparator = Comparator(self.family.segments, encoder)
+        self._comparator = Comparator(self.family.segments, encoder, self.family.boundary.stop)
         self.append_roles: AppendRoles = loaded.append_roles(revision)
 
     @classmethod
@@ -151,9 +151,16 @@ class Codec:
         """A turn's ids, ending as a full render of its messages ends: what `compare` expects of a last turn."""
         return self._joiner.finished(turn.ids)
 
-    def compare(self, expected: Ids, actual: Ids, spans: Sequence[IdSpan] = ()) -> list[Mismatch]:
-        """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's."""
-        return self._comparator.compare(expected, actual, spans)
+    def compare(
+        self,
+        expected: Ids,
+        actual: Ids,
+        spans: Sequence[IdSpan] = (),
+        sampled: Sequence[tuple[int, int]] | None = None,
+    ) -> list[Mismatch]:
+        """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's, `sampled` the ranges
+        (start, end) of `actual` that the engine sampled, where they are known."""
+        return self._comparator.compare(expected, actual, spans, sampled)
 
     def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
         """Where an assistant speaks in a sequence, as (start, end), by the family's delimiters alone."""

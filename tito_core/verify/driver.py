@@ -216,9 +216,13 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
     """The whole line against `tokenizers` on the full render, and its sample against what was sampled."""
     last = session.turns[-1]
     rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
-    found = session.codec.compare(
-        bench.encode(rendered.text), session.codec.finished(last), session.codec.encode(rendered).spans
-    )
+    ids = session.codec.finished(last)
+    spans = session.codec.encode(rendered, "engine").spans
+    ranges = [
+        (turn.end - turn.sampled, turn.end if following is None else following.kept)
+        for turn, following in zip(session.turns, (*session.turns[1:], None), strict=True)
+    ]
+    found = session.codec.compare(bench.encode(rendered.text), ids, spans, ranges)
     done.mismatches.update(mismatch.kind for mismatch in found)
     for mismatch in found:
         if mismatch.kind in FAULTS:
