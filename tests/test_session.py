@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import threading
 from functools import cache
 from typing import Any
@@ -690,3 +691,41 @@ def test_two_tools_of_one_name() -> None:
     changed = [{"function": {"name": "f", "description": "other"}}, tools[1]]
     with pytest.raises(SessionError, match=r"^the tool 'f' changed from .*one.* to .*other"):
         session.prepare(messages, tools=changed)
+
+
+def test_an_engine_that_saw_another_prompt_is_refused() -> None:
+    session = codec().session()
+    request = session.prepare([user("q")])
+    done = said(assistant("a"))
+    for seen, text in (
+        (
+            [*request.ids[:2], 7, *request.ids[3:]],
+            f"at 2 was sent id {request.ids[2]}, the engine saw id 7 (5 and 5 in all)",
+        ),
+        (request.ids[:-1], f"at 4 was sent id {request.ids[4]}, the engine saw nothing (5 and 4 in all)"),
+        ([*request.ids, 9], "at 5 was sent nothing, the engine saw id 9 (5 and 6 in all)"),
+    ):
+        with pytest.raises(CompletionError) as error:
+            session.commit(request, dataclasses.replace(done, prompt_ids=seen, id="c"))
+        assert str(error.value) == (
+            f"completion c was sampled after other prompt ids than were sent: {text}; the engine must take ids, not their text"
+        )
+        assert session.turns == ()
+    session.commit(request, dataclasses.replace(done, prompt_ids=request.ids.tolist()))
+
+
+def test_a_sample_says_how_its_session_ended() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    (whole,) = session.samples()
+    assert whole.status == "complete"
+    assert session.samples(max_tokens=3)[0].status == "truncated"
+    with pytest.raises(SessionError) as caught:
+        session.prepare([user("another"), *messages[1:], user("u")])
+    (failed,) = session.samples(error=caught.value)
+    assert failed.status == "SessionError"
+    assert failed.tokens.tolist() == whole.tokens.tolist()
+    request = session.prepare([*messages, user("u")])
+    session.commit(request, Completion([5, 6], [-1.0, -1.0], "length", message=assistant("", "x")))
+    assert session.samples()[0].status == "truncated"

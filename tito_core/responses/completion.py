@@ -26,7 +26,8 @@ class Completion:
 
     `ids`: int32, one dimension. `logprobs`: float32, natural logarithm, one for each id. `finish_reason`: what the
     engine said. `stop`: the stop string that was matched, None where a token ended it. `message`: the assistant
-    message that the engine's parsers made of it. Raises CompletionError where these do not fit each other.
+    message that the engine's parsers made of it. `prompt_ids`: the prompt as the engine says that it saw it, where it
+    does; a session compares them with what was sent. Raises CompletionError where these do not fit each other.
     """
 
     ids: Ids | Sequence[int]
@@ -35,6 +36,7 @@ class Completion:
     stop: str | None = None
     message: Mapping[str, Any] | Message | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    prompt_ids: Ids | Sequence[int] | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -71,6 +73,8 @@ class Completion:
                 "dict",
                 id=self.id,
             )
+        if self.prompt_ids is not None:
+            object.__setattr__(self, "prompt_ids", _frozen(_array(self.prompt_ids, "prompt ids", self.id)))
         object.__setattr__(self, "ids", _frozen(ids.astype(np.int32)))
         object.__setattr__(self, "logprobs", _frozen(logprobs))
 
@@ -88,11 +92,11 @@ def _array(values: Any, what: str, identity: str) -> npt.NDArray[Any]:
         )
     if made.size == 0:
         return made.astype(np.int64)
-    if made.dtype.kind not in ("iu" if what == "ids" else "iuf"):
+    if made.dtype.kind not in ("iuf" if what == "logprobs" else "iu"):
         raise CompletionError(
             f"completion {identity} has {what} of type {made.dtype}; they must be numbers", id=identity
         )
-    if what == "ids":
+    if what != "logprobs":
         return made
     with np.errstate(over="ignore"):
         cast = made.astype(np.float32)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError
+from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError, TitoError
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
@@ -104,12 +104,17 @@ class Request:
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """One training sample: `tokens` (int32), `loss_mask` (int8, 1 where the engine sampled the id), `logprobs`
-    (float32, 0 where it did not), and `spans` of the ids that it did not sample."""
+    (float32, 0 where it did not), and `spans` of the ids that it did not sample.
+
+    `status`: `complete`; `truncated` where the last turn or the sample itself was cut; or the name of the error that ended
+    the session early, of which this is the last good prefix.
+    """
 
     tokens: Ids
     loss_mask: npt.NDArray[np.int8]
     logprobs: npt.NDArray[np.float32]
     spans: tuple[IdSpan, ...]
+    status: str = "complete"
 
 
 class Session:
@@ -200,6 +205,7 @@ class Session:
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
         self._check_ids(completion)
+        _check_echo(request, completion)
         parsed = None
         if completion.message is None:
             parsed = parse(self.codec, completion, request.decision, request.tools)
@@ -251,8 +257,12 @@ class Session:
         expected = self.codec.encode(rendered, self._encoding)
         return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans)
 
-    def samples(self, *, max_tokens: int | None = None) -> list[Sample]:
-        """The training samples: one, of the whole line of turns, cut after `max_tokens` ids; none without a turn."""
+    def samples(self, *, max_tokens: int | None = None, error: TitoError | None = None) -> list[Sample]:
+        """The training samples: one, of the whole line of turns, cut after `max_tokens` ids; none without a turn.
+
+        `error` is what ended the session early, if something did: what was committed before it is still good, and the
+        sample's status names it. Raises SessionError for a `max_tokens` that is no number of ids.
+        """
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise SessionError(
                 f"max_tokens is {max_tokens!r}; it must be a number of ids, 1 or more, or None for no limit"
@@ -271,7 +281,9 @@ class Session:
             spans += turn.spans
         cut = len(tokens) if max_tokens is None else min(max_tokens, len(tokens))
         within = tuple(span._replace(end=min(span.end, cut)) for span in spans if span.start < cut)
-        return [Sample(tokens[:cut], mask[:cut], logprobs[:cut], within)]
+        cut_short = cut < len(tokens) or self._turns[-1].finish_reason == "length"
+        status = type(error).__name__ if error else "truncated" if cut_short else "complete"
+        return [Sample(tokens[:cut], mask[:cut], logprobs[:cut], within, status)]
 
     def _offered(self, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
         """The tools of a request, normalised once for each spelling."""
@@ -343,6 +355,25 @@ class Session:
                 f"{text[-20:]!r}); cut ids and logprobs after the id that completes it",
                 id=completion.id,
             )
+
+
+def _check_echo(request: Request, completion: Completion) -> None:
+    """Refuses a completion whose engine saw another prompt than was sent: it decoded the ids and encoded their text."""
+    if completion.prompt_ids is None:
+        return
+    sent, seen = request.ids, np.asarray(completion.prompt_ids)
+    shared = min(len(sent), len(seen))
+    differing = np.flatnonzero(sent[:shared] != seen[:shared])
+    if not len(differing) and len(sent) == len(seen):
+        return
+    first = int(differing[0]) if len(differing) else shared
+    one, other = (f"id {int(ids[first])}" if first < len(ids) else "nothing" for ids in (sent, seen))
+    raise CompletionError(
+        f"completion {completion.id} was sampled after other prompt ids than were sent: at {first} was sent {one}, the engine "
+        f"saw {other} ({len(sent)} and {len(seen)} in all); the engine must take ids, not their text",
+        id=completion.id,
+        first_index=first,
+    )
 
 
 def _known(turns: tuple[Turn, ...], seen: list[object], messages: list[Mapping[str, Any]]) -> tuple[int, Turn | None]:
