@@ -15,6 +15,8 @@ from tito_core import Family
 from tito_core.cli.main import tito
 from tito_core.families import registry
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def fakes(tmp_path: Path) -> Iterator[Fakes]:

@@ -15,7 +15,7 @@ from tito_core.prompts.messages import Message, Tool, normalise, normalise_tools
 from tito_core.prompts.template import Rendered, renderer
 from tito_core.prompts.thinking import resolve, session_kwargs
 from tito_core.tokens import checkpoint as checkpoints
-from tito_core.tokens.append import Append, Ids, Joiner, Truncation, Turn
+from tito_core.tokens.append import Append, Ids, Joiner, Truncation, Turn, check_modes
 from tito_core.tokens.compare import Comparator, Mismatch
 from tito_core.tokens.encoder import Encoded, Encoder, IdSpan, Mode, load_vocabulary
 
@@ -143,6 +143,7 @@ class Codec:
 
         Raises GateError, MessageError, TruncatedTurnError, AppendError, TemplateError or EncodingError.
         """
+        check_modes(mode, truncation)
         appended = self.normalise(messages, after=turn.message, start=turn.length)
         gate.check_append(appended, append_roles or self.append_roles, self.family.name, turn.length)
         return self._joiner.join(turn, appended, kwargs=self._kwargs(turn.decision), mode=mode, truncation=truncation)
