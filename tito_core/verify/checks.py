@@ -444,7 +444,7 @@ def truncation(bench: Bench, conversation: Conversation) -> int:
 
 
 _SHORT_TURN: Final = 40
-_SKIPPED: Final = 0.95
+_SKIPPED: Final = 0.9
 """A turn of so few ids is cut at each of them, if it is not among this share of turns, which are cut once."""
 
 
