@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import fake_families
 import tito_core
 from tito_core.errors import UnknownFamilyError
 from tito_core.families.registry import Registry
@@ -78,6 +79,8 @@ class Fakes:
             path = site / f"{name.replace('.', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+            if path.name == "__init__.py":
+                (path.parent / "tiny.json").write_bytes(fake_families.TINY)
         self._monkeypatch.syspath_prepend(site)
         importlib.invalidate_caches()
         return site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,20 @@ RULES = AppendRoles(
 )
 
 
-class Unrenderable:
-    """The template of every fake family: a test that renders with it fails."""
+TINY = b"{}"
+"""The file tiny.json of every fake package."""
+
+
+class Bare:
+    """The template of every fake family: it prints one user message and nothing else."""
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
-        raise AssertionError("rendered")
+        from tito_core import Parts
+
+        assert [message.role for message in messages] == ["user"], "rendered"
+        parts = Parts()
+        parts.content(messages[0].content, 0, "user")
+        return parts.rendered()
 
 
 def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
@@ -38,7 +48,7 @@ def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
         "name": name,
         "models": ("fake/Fake-1",),
         "model_types": ("fake",),
-        "template": "fake_families:Unrenderable",
+        "template": "fake_families:Bare",
         "fixed_kwargs": {"keep": True},
         "append_roles": RULES,
         "thinking": Thinking(
@@ -50,7 +60,7 @@ def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
         "boundary": Boundary(stop=("<end>",)),
         "segments": Segments(delimiters=("<end>", "<user>", "<assistant>"), headers=("<assistant>",), ends=("<end>",)),
         "control_tokens": tuple(ControlToken(text=text) for text in ("<end>", "<user>", "<assistant>")),
-        "vocabularies": (Vocabulary(name="tiny", file="tiny.json.gz", sha256="0" * 64),),
+        "vocabularies": (Vocabulary(name="tiny", file="tiny.json", sha256=hashlib.sha256(TINY).hexdigest()),),
         **changes,
     }
 

@@ -12,10 +12,11 @@ import pytest
 import tito_core
 from fake_distributions import Fakes, fakes_below, override, source
 from tito_core import __version__
-from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyError
+from tito_core.errors import FamilyError, GateError, PluginError, TemplateError, TitoError, UnknownFamilyError
 from tito_core.families import hooks
-from tito_core.families.family import Deployment, Layer
+from tito_core.families.family import Deployment, Layer, Template
 from tito_core.families.registry import LoadedFamily, Registry
+from tito_core.prompts.template import Renderer, renderer
 
 
 @pytest.fixture
@@ -572,3 +573,64 @@ def test_an_override_that_edits_what_it_is_asked_changes_nothing(fakes: Fakes) -
     layer = Layer(name="request", kwargs={"thinking": False})
     assert fakes.registry().family("whole").thinking((layer,)).enabled is False
     assert layer.kwargs == {"thinking": False}
+
+
+# Renderers.
+
+RENDERERS = {
+    "a KeyError": ("raise KeyError('x')", "KeyError: 'x'"),
+    "a SystemExit": ("raise SystemExit(0)", "SystemExit: 0"),
+    "an error that can't be printed": (
+        "class E(Exception):\n            def __str__(self): raise TypeError\n        raise E",
+        "E: (its text can't be printed)",
+    ),
+    "nothing": ("return None", "TypeError: render returned a value of type NoneType; it must be a Rendered"),
+    "a tuple": ("return ('', ())", "TypeError: render returned a value of type tuple; it must be a Rendered"),
+}
+
+
+def rendering(body: str, fakes: Fakes) -> Renderer:
+    text = f"class Broken:\n    def render(self, messages, *, tools, kwargs):\n        {body}\n"
+    fakes.add("fake-render", modules={"fake_render": text})
+    return renderer(Template(kind="encoder", reference="fake_render:Broken", sha256=""))
+
+
+@pytest.mark.parametrize("kind", RENDERERS)
+def test_a_renderer_that_fails_is_named(kind: str, fakes: Fakes) -> None:
+    body, said = RENDERERS[kind]
+    made = rendering(body, fakes)
+    with pytest.raises(TemplateError) as caught:
+        made.render((), tools=(), kwargs={})
+    assert str(caught.value) == f"the template fake_render:Broken failed to render: {said}"
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "tito_core.errors.GateError('mine', index=1)"])
+def test_what_a_renderer_may_raise_goes_through(error: str, fakes: Fakes) -> None:
+    made = rendering(f"import tito_core.errors; raise {error}", fakes)
+    with pytest.raises((KeyboardInterrupt, GateError)) as caught:
+        made.render((), tools=(), kwargs={})
+    assert str(caught.value) in ("", "mine")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def __init__(self, config): ...", "TypeError: Broken.__init__() missing 1 required positional argument: 'config'"),
+        ("def __init__(self): raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_renderer_that_cannot_be_made(body: str, said: str, fakes: Fakes) -> None:
+    text = f"class Broken:\n    {body}\n    def render(self): ...\n"
+    fakes.add("fake-render", modules={"fake_render": text})
+    with pytest.raises(TemplateError) as caught:
+        renderer(Template(kind="encoder", reference="fake_render:Broken", sha256=""))
+    assert str(caught.value) == f"the template fake_render:Broken can't be made without arguments: {said}"
+
+
+def test_a_vocabulary_of_a_single_module(fakes: Fakes) -> None:
+    with pytest.raises(FamilyError) as caught:
+        fakes.registry().load("whole")
+    assert str(caught.value) == (
+        "the vocabulary tiny (fake_whole/tiny.json) can't be read: fake_whole is a single module; a plugin that ships a "
+        "vocabulary must be a package, a directory fake_whole with the module and the file inside"
+    )

@@ -80,7 +80,7 @@ def _reference(value: str) -> str:
 
 @contextmanager
 def blaming(
-    what: str, kind: type[FamilyError], *, passing: tuple[type[TitoError], ...] = (), **where: Any
+    what: str, kind: type[TitoError], *, passing: tuple[type[TitoError], ...] = (), **where: Any
 ) -> Iterator[None]:
     """Raises `kind`, which says `what` and the cause, for whatever foreign code raises inside: SystemExit and a test
     runner's outcomes too, which are no Exceptions. A user's KeyboardInterrupt and the errors of `passing` go through.
