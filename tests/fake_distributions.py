@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fake_families
 import pytest
 
-import fake_families
 import tito_core
 from tito_core.errors import UnknownFamilyError
 from tito_core.families.registry import Registry
@@ -33,6 +33,12 @@ def tito_family():
     return fake_families.family({name!r})
 {more}
 """
+
+
+def package(name: str, more: str = "", **changes: Any) -> str:
+    """The same for the `__init__` of a package, so that it has its vocabulary, of a family that renders too."""
+    given = "".join(f", {field}={value!r}" for field, value in {"template": "fake_families:Bare", **changes}.items())
+    return source(name, more).replace(f"family({name!r})", f"family({name!r}{given})")
 
 
 def override(body: str) -> str:

@@ -30,15 +30,22 @@ TINY = b"{}"
 """The file tiny.json of every fake package."""
 
 
+class Unrenderable:
+    """The template of every fake family: a test that renders with it fails."""
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
+        raise AssertionError("rendered")
+
+
 class Bare:
-    """The template of every fake family: it prints one user message and nothing else."""
+    """A template that prints what was written, and nothing else."""
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
         from tito_core import Parts
 
-        assert [message.role for message in messages] == ["user"], "rendered"
         parts = Parts()
-        parts.content(messages[0].content, 0, "user")
+        for index, message in enumerate(messages):
+            parts.content(message.content, index, message.role)
         return parts.rendered()
 
 
@@ -48,7 +55,7 @@ def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
         "name": name,
         "models": ("fake/Fake-1",),
         "model_types": ("fake",),
-        "template": "fake_families:Bare",
+        "template": "fake_families:Unrenderable",
         "fixed_kwargs": {"keep": True},
         "append_roles": RULES,
         "thinking": Thinking(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_families
 import pytest
 
 import tito_core
@@ -564,15 +565,26 @@ def test_an_override_may_not_undo_what_the_family_itself_narrowed(fakes: Fakes) 
     )
 
 
-def test_an_override_that_edits_what_it_is_asked_changes_nothing(fakes: Fakes) -> None:
-    body = override(
-        "@hookimpl\ndef tito_forward_thinking(layers):\n"
-        "    layers[0].kwargs.clear()\n    layers[0].kwargs['thinking'] = True"
-    )
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "layers[0].kwargs.clear()",
+        "family.append_roles.follows['user'] = frozenset({'tool', 'user'})",
+        "family.fixed_kwargs['x'] = 1",
+    ],
+)
+def test_an_override_that_edits_what_it_is_asked_is_named_and_changes_nothing(edit: str, fakes: Fakes) -> None:
+    body = override(f"@hookimpl\ndef tito_forward_thinking(family, layers):\n    {edit}")
     fakes.add("fake-edit", overrides={"any": "fake_any"}, modules={"fake_any": body})
-    layer = Layer(name="request", kwargs={"thinking": False})
-    assert fakes.registry().family("whole").thinking((layer,)).enabled is False
+    layer, loaded = Layer(name="request", kwargs={"thinking": False}), fakes.registry().family("whole")
+    with pytest.raises(PluginError) as caught:
+        loaded.thinking((layer,))
+    assert str(caught.value) == (
+        "fake-edit 1.0 (fake_any) failed in tito_forward_thinking for the family whole: TypeError: declared data is "
+        "read-only; change a copy of it, as dict(...) and list(...) make"
+    )
     assert layer.kwargs == {"thinking": False}
+    assert loaded.declaration == fake_families.family("whole")
 
 
 # Renderers.
@@ -615,7 +627,10 @@ def test_what_a_renderer_may_raise_goes_through(error: str, fakes: Fakes) -> Non
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("def __init__(self, config): ...", "TypeError: Broken.__init__() missing 1 required positional argument: 'config'"),
+        (
+            "def __init__(self, config): ...",
+            "TypeError: Broken.__init__() missing 1 required positional argument: 'config'",
+        ),
         ("def __init__(self): raise SystemExit(0)", "SystemExit: 0"),
     ],
 )
