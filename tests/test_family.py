@@ -299,7 +299,7 @@ def test_a_default_mode_is_a_boolean(value: Any) -> None:
 WRONG_PARTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Boundary(stop=()), "stop is empty: name the control token that ends a turn"),
     (lambda: Boundary(stop=("a",), shared=("b",)), "shared names ['b'], which are not stop tokens"),
-    (lambda: Segments(delimiters=("a",), headers=("b",)), "headers names ['b'], which are not delimiters"),
+    (lambda: Segments(delimiters=("a",), headers=("b",)), "headers names ['b'], which do not begin with a delimiter"),
     (lambda: Segments(delimiters=("a",), headers=(), ends=("b",)), "ends names ['b'], which are not delimiters"),
     (
         lambda: Segments(delimiters=("a",), headers=(), openers=("a",)),
