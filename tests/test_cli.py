@@ -597,6 +597,14 @@ This is a fault of tito, not a verdict on the family. TITO_DEBUG=1 shows where i
     assert said.stderr.endswith(expected)
 
 
+@pytest.mark.parametrize("error", [SystemExit(0), SystemExit(), GeneratorExit("0")])
+def test_a_plugin_ends_no_command(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "verify", raising(error))
+    said = tito_says("verify", "--family", "toy")
+    told = f"error: a plugin ended the command: {type(error).__name__}: {error}\n"
+    assert (said.exit_code, said.stdout, said.stderr) == (3, "", told)
+
+
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "verify", raising(KeyboardInterrupt()))
     said = tito_says("verify", "--family", "toy")

@@ -26,7 +26,7 @@ from tito_core.errors import (
     TitoError,
     TruncatedTurnError,
 )
-from token_path import EOS, engine_ids
+from token_path import EOS, USER, engine_ids
 from v32_upstream import upstream_text
 
 Json = dict[str, Any]
@@ -729,3 +729,15 @@ def test_a_sample_says_how_its_session_ended() -> None:
     request = session.prepare([*messages, user("u")])
     session.commit(request, Completion([5, 6], [-1.0, -1.0], "length", message=assistant("", "x")))
     assert session.samples()[0].status == "truncated"
+
+
+def test_a_delimiter_that_the_model_sampled_is_its_own_text() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    ids = [*engine_ids("r1", "r</think>hi "), USER, *engine_ids("r1", " yo"), EOS]
+    session.commit(
+        session.prepare(messages), Completion(ids, [-1.0] * len(ids), "stop", message=assistant("hi <｜User｜> yo"))
+    )
+    step(session, [*messages, assistant("hi <｜User｜> yo"), user("u")], assistant("b"))
+    assert session.sampled()[0] == (session.turns[0].end - len(ids), session.turns[0].end)
+    assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}

@@ -71,6 +71,11 @@ class Commands(click.Group):
                 err=True,
             )
             code = INTERNAL
+        except BaseException as error:
+            # A plugin's SystemExit, or a test runner's outcome: never the end of a command.
+            _debug()
+            click.echo(f"error: a plugin ended the command: {type(error).__name__}: {plain(str(error))}", err=True)
+            code = NOT_LOADED
         raise click.exceptions.Exit(code)
 
 

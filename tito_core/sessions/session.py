@@ -255,7 +255,14 @@ class Session:
         last = self._turns[-1]
         rendered = self.codec.render(self.messages(), tools=last.tools, decision=last.decision)
         expected = self.codec.encode(rendered, self._encoding)
-        return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans)
+        return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans, self.sampled())
+
+    def sampled(self) -> list[tuple[int, int]]:
+        """The ranges (start, end) of the last turn's ids that the engine sampled, oldest first."""
+        return [
+            (turn.end - turn.sampled, following.kept if following else turn.end)
+            for turn, following in zip(self._turns, (*self._turns[1:], None), strict=True)
+        ]
 
     def samples(self, *, max_tokens: int | None = None, error: TitoError | None = None) -> list[Sample]:
         """The training samples: one, of the whole line of turns, cut after `max_tokens` ids; none without a turn.
@@ -273,9 +280,7 @@ class Session:
         mask = np.zeros(len(tokens), dtype=np.int8)
         logprobs = np.zeros(len(tokens), dtype=np.float32)
         spans: list[IdSpan] = []
-        for turn, following in zip(self._turns, (*self._turns[1:], None), strict=True):
-            start = turn.end - turn.sampled
-            end = turn.end if following is None else following.kept
+        for turn, (start, end) in zip(self._turns, self.sampled(), strict=True):
             mask[start:end] = 1
             logprobs[start:end] = turn.completion.logprobs[: end - start]
             spans += turn.spans

@@ -23,6 +23,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
+from importlib.util import find_spec
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -689,6 +690,11 @@ def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
     `package` is the plugin's import name. Raises FamilyError.
     """
     where = f"the vocabulary {vocabulary.name} ({package}/{vocabulary.file})"
+    if (spec := find_spec(package)) is not None and spec.submodule_search_locations is None:
+        raise FamilyError(
+            f"{where} can't be read: {package} is a single module; a plugin that ships a vocabulary must be a package, "
+            f"a directory {package} with the module and the file inside"
+        )
     try:
         data = resources.files(package).joinpath(vocabulary.file).read_bytes()
         if vocabulary.file.endswith(".gz"):
