@@ -175,6 +175,8 @@ class Codec:
         """This family's append roles, narrowed to the names given. Raises FamilyError."""
         if roles is None:
             return self.append_roles
+        if isinstance(roles, str):
+            raise FamilyError(f"append_roles is the text {roles!r}; pass a set of names")
         try:
             return self.append_roles.narrowed(frozenset(roles))
         except ValueError as cause:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import lzma
 import random
 import re
@@ -718,17 +719,21 @@ def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
 def _converted(path: Path) -> bytes:
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; pass a checkpoint in Hugging Face layout", path=str(path))
+    heard = logging.root.manager.disable
     try:
+        logging.disable(logging.WARNING)  # transformers tells what else it could do here
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
         return cast(str, tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as cause:
         raise CheckpointError(
-            f"{path} has no tokenizer.json, and transformers can't make one from what is there: {cause}; save the "
-            "tokenizer with tokenizer.save_pretrained, which writes it",
+            f"{path} has no tokenizer.json, and transformers can't make one from what is there: "
+            f"{' '.join(str(cause).split()).rstrip('.')}; save the tokenizer with tokenizer.save_pretrained, which writes it",
             path=str(path),
         ) from cause
+    finally:
+        logging.disable(heard)
 
 
 def _sample() -> list[str]:

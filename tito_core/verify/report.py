@@ -73,7 +73,10 @@ class Failure(_Part):
 
 
 class Report(_Part):
-    """A verification. `exit_code`: 0 all held, 1 a promise broke."""
+    """A verification. `exit_code`: 0 all held, 1 a promise broke.
+
+    `overrides`: what answered in the family's place, as "distribution version (module): question".
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     family: str
@@ -82,6 +85,7 @@ class Report(_Part):
     revision: str
     vocabulary: tuple[VocabularyUsed, ...]
     template: TemplateUsed
+    overrides: tuple[str, ...]
     seed: int
     seconds: float
     warnings: tuple[str, ...]
