@@ -28,7 +28,7 @@ __all__ = ["Diagnosis", "Status", "diagnose"]
 
 Status = Literal["FAIL", "WARN", "ok"]
 WORST_FIRST: Final = ("FAIL", "WARN", "ok")
-SLOW: Final = 1.0
+SLOW: Final = 2.0
 """Seconds that loading a plugin may take."""
 PATIENCE: Final = 120.0
 """Seconds after which a plugin that is still loading has failed."""
