@@ -61,7 +61,11 @@ class Message:
     def wire(self) -> dict[str, Any]:
         """The message in the chat-completions format, as a client sends it; a call's arguments are printed again."""
         calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
             for call in self.tool_calls
         ]
         tools = [{"type": tool.type, "function": tool.function} for tool in self.tools]

@@ -1,23 +1,25 @@
-"""Whole sessions: an agent's schedule, driven through `Session` with the scripted engine."""
+"""Whole sessions: an agent's schedule, driven through `Session` with the scripted engine or a live one."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from tito_core.engines.engine import Engine
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.prompts.messages import Message
-from tito_core.sessions.session import Session
+from tito_core.sessions.session import Session, Turn
+from tito_core.tokens.append import Truncation
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, of_error
 
-__all__ = ["Drive", "actions", "drive"]
+__all__ = ["TOOLS", "Drive", "Live", "actions", "drive"]
 
 TURNS: Final = 6
 TOOLS: Final = (
@@ -32,7 +34,11 @@ _SAID: Final = ("0", "", "go on", "naïve ☕\n", "你好", "  two lines\nhere "
 
 @dataclass
 class Drive:
-    """What one session came to. `broken` is the first promise that did not hold, with the conversation so far."""
+    """What one session came to. `broken` is the first promise that did not hold, with the conversation so far.
+
+    `committed` is every turn that the session took, those that were rolled back or tried again included; `compared`
+    counts those of its last line.
+    """
 
     turns: int = 0
     tokens: int = 0
@@ -40,6 +46,21 @@ class Drive:
     mismatches: Counter[str] = field(default_factory=Counter)
     broken: Broken | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
+    committed: list[Turn] = field(default_factory=list)
+    compared: int = 0
+
+
+@dataclass(frozen=True)
+class Live:
+    """An engine that is not scripted: at most `max_tokens` ids a turn, and the session's rule for a turn that was cut.
+
+    `opened` is told each session's first messages and its thinking mode, before they are sent.
+    """
+
+    engine: Engine
+    max_tokens: int
+    truncation: Truncation
+    opened: Callable[[list[dict[str, Any]], bool], None]
 
 
 def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
@@ -59,11 +80,11 @@ def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
     return tuple(name for name, allowed in found.items() if allowed)
 
 
-def drive(bench: Bench, seed: int) -> Drive:
-    """One session of a few turns. Deterministic from the seed."""
+def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
+    """One session of a few turns. Deterministic from the seed, as far as the engine is."""
     done = Drive()
     try:
-        _drive(bench, random.Random(seed), seed, done)
+        _drive(bench, random.Random(seed), seed, done, live)
     except Broken as broken:
         done.broken = broken
     except Exception as cause:
@@ -71,28 +92,29 @@ def drive(bench: Bench, seed: int) -> Drive:
     return done
 
 
-def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
+def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive, live: Live | None) -> None:
     codec = bench.codec
     schedule = actions(bench.roles, codec.family.boundary)
-    cutting = "cut" in schedule and rng.random() < 0.25
-    session = codec.session(
-        thinking=rng.choice(codec.family.thinking.modes),
-        append_roles=bench.roles.roles,
-        truncation="close" if cutting else "refuse",
-    )
-    engine = ScriptedEngine(codec, seed, stopped=0.15)
+    cutting = live is None and "cut" in schedule and rng.random() < 0.25
+    truncation: Truncation = live.truncation if live else "close" if cutting else "refuse"
+    mode = rng.choice(codec.family.thinking.modes)
+    session = codec.session(thinking=mode, append_roles=bench.roles.roles, truncation=truncation)
+    engine = live.engine if live else ScriptedEngine(codec, seed, stopped=0.15)
 
-    def turn() -> None:
-        _turn(session, engine, messages, tools, done, rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096)
+    def turn() -> bool:
+        most = live.max_tokens if live else rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096
+        _turn(session, engine, messages, tools, done, most)
+        return truncation == "close" or session.turns[-1].finish_reason != "length"
 
     tools = [*TOOLS] if "tool_results" in schedule or "tool_results_then_user" in schedule else None
     messages = done.messages
     if rng.random() < 0.5:
         messages.append({"role": "system", "content": _said(rng)})
     messages.append({"role": "user", "content": _said(rng)})
+    if live:
+        live.opened(messages, mode)
     asked = 0
-    while len(session.turns) < TURNS:
-        turn()
+    while len(session.turns) < TURNS and turn():
         if done.turns < 3 * TURNS and rng.random() < 0.25:
             again = rng.choice(("rollback", "retry"))
             if _take_back(session, messages, again):
@@ -100,7 +122,8 @@ def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
                 if again == "rollback":
                     asked += 1
                     _append(rng, messages, session.turns[-2].message, schedule, done, asked)
-                turn()
+                if not turn():
+                    break
         asked += 1
         if not _append(rng, messages, session.turns[-1].message, schedule, done, asked):
             break
@@ -109,7 +132,7 @@ def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive) -> None:
 
 def _turn(
     session: Session,
-    engine: ScriptedEngine,
+    engine: Engine,
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     done: Drive,
@@ -121,7 +144,8 @@ def _turn(
         if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
             raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
     turn = session.commit(request, engine.complete(request, max_tokens=most))
-    messages.append(_wire(turn.message))
+    messages.append(turn.message.wire())
+    done.committed.append(turn)
     done.turns += 1
     done.actions["cut"] += turn.finish_reason == "length"
     done.tokens += len(turn.ids)
@@ -129,7 +153,7 @@ def _turn(
 
 def _compared(bench: Bench, session: Session, done: Drive) -> None:
     """The whole line against `tokenizers` on the full render, and its sample against what was sampled."""
-    last = session.turns[-1]
+    last, done.compared = session.turns[-1], len(session.turns)
     rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
     found = session.codec.compare(
         bench.encode(rendered.text), session.codec.finished(last), session.codec.encode(rendered).spans
@@ -196,23 +220,6 @@ def _append(
         messages.append({"role": "user", "content": _said(rng)})
     done.actions[name] += 1
     return True
-
-
-def _wire(message: Message) -> dict[str, Any]:
-    """The assistant message as a client sends it back."""
-    sent: dict[str, Any] = {"role": "assistant", "content": message.content or None}
-    if message.reasoning:
-        sent["reasoning"] = message.reasoning
-    if message.tool_calls:
-        sent["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return sent
 
 
 def _said(rng: random.Random) -> str:
