@@ -172,8 +172,8 @@ MUTANTS = (
         "another mode's opener is soft",
         "compare",
         "tito_core.tokens.compare:Comparator._runs",
-        "yield _Run(start, start + 1 if opener == start else start, end)",
-        "yield _Run(start, start, end)",
+        "yield _Run(start, said + 1 if opener == said else said, end, header)",
+        "yield _Run(start, said, end, header)",
     ),
     Mutant(
         "system may end an append",

@@ -145,6 +145,7 @@ HELD = Report(
         driven=64,
         passed=64,
         turns=1479,
+        calls=731,
         tokens=344584,
         actions={"tool_results": 142, "user": 49},
         mismatches={"special_token_count": 0, "special_token_type": 0, "non_assistant_text": 0, "assistant_text": 61},
@@ -373,7 +374,7 @@ tito verify  toy (tito-toy 1.2)   revision first   seed 7
   check       promise                                        cases   tokens  result
   gate        what is declared renders                         336        -  ok
   seam        what follows a turn is what the render prints  1,000   44,636  ok
-  sessions    64 of 64 held, 1,479 turns                        64  344,584  ok
+  sessions    64 of 64 held, 1,479 turns, 731 calls             64  344,584  ok
   mismatches  special 0  type 0  text 0  assistant 61 (soft)
   driven      tool results 142, user 49
 
@@ -413,7 +414,7 @@ tito verify  toy (tito-toy 1.2)   revision [red]first[/red]   seed 7
   check       promise                                        cases   tokens  result
   gate        what is declared renders                         336        -  ok
   seam        what follows a turn is what the render prints  1,000   44,636  FAIL
-  sessions    63 of 64 held, 1,479 turns                        64  344,584  FAIL
+  sessions    63 of 64 held, 1,479 turns, 731 calls             64  344,584  FAIL
   mismatches  special 0  type 0  text 0  assistant 61 (soft)
   driven      nothing
 

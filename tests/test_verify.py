@@ -15,6 +15,7 @@ from hypothesis import find, given, seed, settings
 import tito_core
 from mutants import MUTANTS, in_effect
 from tito_core import AppendRoles, Codec
+from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import CheckpointError, FamilyError, UnknownFamilyError
 from tito_core.families.registry import Registry
 from tito_core.prompts.gate import check_append, check_prompt
@@ -67,7 +68,7 @@ def test_vocabularies_divide_the_work() -> None:
 
 def test_every_action_is_driven() -> None:
     report = verify(conversations=1, sessions=24)
-    assert set(report.sessions.actions) == {*actions(codec().append_roles, codec().family.boundary), "parallel_results"}
+    assert set(report.sessions.actions) == set(actions(codec().append_roles, codec().family.boundary))
     assert report.sessions.turns >= 24 * 6
     assert report.sessions.mismatches["assistant_text"] > 0
     assert sum(report.sessions.mismatches.values()) == report.sessions.mismatches["assistant_text"]
@@ -308,3 +309,14 @@ def test_a_session_is_the_same_from_its_seed() -> None:
     assert (first.actions, first.messages, first.tokens) == (again.actions, again.messages, again.tokens)
     assert first.messages != drive(one, 8).messages
     assert first.broken is None
+
+
+def test_sessions_that_saw_no_call_prove_nothing_about_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ScriptedEngine.reply
+    monkeypatch.setattr(ScriptedEngine, "reply", lambda self, tools, decision, calling=True: whole(self, [], decision))
+    report = verify(conversations=0, sessions=3, vocabulary="r1")
+    assert [(failure.check, failure.what) for failure in report.failures] == [
+        ("sessions", "3 sessions answer tool calls, and the engine made none: this proves nothing about them")
+    ]
+    assert report.exit_code == 1
+    assert verify(conversations=0, sessions=3, vocabulary="r1", append_roles=["user"]).exit_code == 0

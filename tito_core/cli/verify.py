@@ -218,7 +218,7 @@ def print_report(report: Report, out: Console) -> None:
     rows.append(
         (
             _label("sessions"),
-            f"{sessions.passed} of {sessions.driven} held, {sessions.turns:,} turns",
+            f"{sessions.passed} of {sessions.driven} held, {sessions.turns:,} turns, {sessions.calls:,} calls",
             f"{sessions.driven:,}",
             f"{sessions.tokens:,}" if sessions.tokens else "-",
             held if sessions.passed == sessions.driven else broken,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -39,20 +40,40 @@ class ScriptedEngine:
     `stopped` is the share of its own replies that a stop string ends, without a stop token.
     """
 
-    def __init__(self, codec: Codec, seed: int = 0, *, canonical: bool = False, stopped: float = 0.0) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        seed: int = 0,
+        *,
+        canonical: bool = False,
+        stopped: float = 0.0,
+        garbled: float = 0.0,
+        silent: float = 0.0,
+    ) -> None:
         self._codec = codec
         self._random = random.Random(seed)
-        self._canonical, self._stopped = canonical, stopped
+        self._canonical, self._stopped, self._garbled, self._silent = canonical, stopped, garbled, silent
 
-    def complete(self, request: Request, *, max_tokens: int = 4096) -> Completion:
-        """Samples a reply of its own to a request: thoughts where thinking is on, calls where tools were offered."""
-        names = [tool.name for tool in request.tools]
-        return self.say(
-            self.reply(names, request.decision, "tool" in self._codec.append_roles.roles),
+    def complete(self, request: Request, *, max_tokens: int = 4096, calling: bool = True) -> Completion:
+        """Samples a reply of its own to a request: thoughts where thinking is on, calls where tools were offered.
+
+        A share of `stopped` ends by a stop string, a share of `garbled` loses the end of its calls. Where the family reads
+        its completions back itself, what was garbled or cut brings no message, and neither does a share of `silent`.
+        """
+        names = [tool.name for tool in request.tools] if calling else []
+        message = self.reply(names, request.decision, "tool" in self._codec.append_roles.roles)
+        reads = self._codec.family.response_parser is not None
+        garbled = reads and bool(message.get("tool_calls")) and self._random.random() < self._garbled
+        made = self.say(
+            message,
             request.decision,
             max_tokens=max_tokens,
             stop="" if self._stopped and self._random.random() < self._stopped else None,
+            without=self._random.randint(1, 12) if garbled else 0,
         )
+        if reads and (garbled or made.finish_reason == "length" or self._random.random() < self._silent):
+            return replace(made, message=None)
+        return made
 
     def reply(self, tools: Sequence[str], decision: ThinkingDecision, calling: bool = True) -> dict[str, Any]:
         """An assistant message of the engine's own choice, in the chat-completions format."""
@@ -77,13 +98,15 @@ class ScriptedEngine:
         *,
         max_tokens: int = 4096,
         stop: str | None = None,
+        without: int = 0,
     ) -> Completion:
         """A completion whose text is the template's print of `message`.
 
         Cut after `max_tokens` ids. With `stop`, a stop string ended it, an unnamed one where it is empty: the stop token
-        was not sampled.
+        was not sampled. `without`: so many ids before the stop token were not sampled either.
         """
         ids = self._sampled(message, decision)
+        ids = np.concatenate((ids[: max(1, len(ids) - 1 - without)], ids[-1:])) if without else ids
         finish: FinishReason = "tool_calls" if _calls(message) else "stop"
         stops = [self._codec.encoder.token_id(token) for token in self._codec.family.boundary.stop]
         if stop is not None and int(ids[-1]) in stops and len(ids) > 1:

@@ -266,9 +266,10 @@ class Boundary(Declaration):
 class Segments(Declaration):
     """Which control tokens delimit messages, and where an assistant's text begins, for the comparator.
 
-    A run between two `delimiters` is an assistant's where it follows one of `headers`; where it follows one of `ends`
-    (results without a header of their own) it is an assistant's after the first of `openers`. Everything else is not an
-    assistant's, an opener that directly follows a header included: the template prints it.
+    A run between two `delimiters` is an assistant's where it follows one of `headers`, which begin with a delimiter and
+    may go on with text (a role's name); where it follows one of `ends` (results without a header of their own) it is an
+    assistant's after the first of `openers`. Everything else is not an assistant's, an opener that directly follows a
+    header included: the template prints it.
     """
 
     delimiters: tuple[str, ...]
@@ -278,9 +279,10 @@ class Segments(Declaration):
 
     @model_validator(mode="after")
     def _whole(self) -> Segments:
-        for name, tokens in (("headers", self.headers), ("ends", self.ends)):
-            if stray := set(tokens) - set(self.delimiters):
-                raise ValueError(f"{name} names {sorted(stray)}, which are not delimiters")
+        if stray := set(self.ends) - set(self.delimiters):
+            raise ValueError(f"ends names {sorted(stray)}, which are not delimiters")
+        if stray := {header for header in self.headers if not header.startswith(self.delimiters)}:
+            raise ValueError(f"headers names {sorted(stray)}, which do not begin with a delimiter")
         if stray := set(self.openers) & set(self.delimiters):
             raise ValueError(f"openers {sorted(stray)} are delimiters too: an opener never delimits")
         return self

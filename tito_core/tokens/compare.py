@@ -56,7 +56,11 @@ class Comparator:
     def __init__(self, segments: Segments, encoder: Encoder) -> None:
         self._encoder = encoder
         self._delimiters = np.array(sorted(self._known(segments.delimiters)), dtype=np.int32)
-        self._headers = self._known(segments.headers)
+        self._headers: dict[int, list[bytes]] = {}
+        for token in segments.delimiters:
+            texts = [header[len(token) :].encode() for header in segments.headers if header.startswith(token)]
+            if texts and (known := encoder.token_id(token)) is not None:
+                self._headers[known] = texts
         self._openers = np.array(sorted(self._known(segments.openers)), dtype=np.int32)
         self._ends = self._known(segments.ends)
 
@@ -73,10 +77,14 @@ class Comparator:
             return [self._structural(expected, actual, marks, other, spans)]
         found = []
         for number, (one, two) in enumerate(zip(self._runs(expected, marks), self._runs(actual, other), strict=True)):
-            start, said, end = one
+            start, end = one.start, one.end
             if np.array_equal(expected[start:end], actual[two.start : two.end]):
                 continue
-            begins = two.said
+            said, begins = one.said, two.said
+            header = min(one.header, two.header)
+            if header >= 0 and one.header != two.header:
+                said = start + self._within(expected[start:end], header)
+                begins = two.start + self._within(actual[two.start : two.end], header)
             if self._put(start, spans) or (end == len(expected) and said == end):
                 # A client's own message, or a generation header that nothing was sampled after.
                 said, begins = end, two.end
@@ -106,12 +114,36 @@ class Comparator:
                 place += 1
             opener = openers[place] if place < len(openers) and openers[place] < end else None
             previous = int(ids[before]) if before >= 0 else -1
-            if previous in self._headers:
-                yield _Run(start, start + 1 if opener == start else start, end)
+            header = self._header(ids[start:end], previous)
+            if header is not None:
+                said = start + self._within(ids[start:end], header)
+                yield _Run(start, said + 1 if opener == said else said, end, header)
             elif previous in self._ends and opener is not None:
                 yield _Run(start, opener + 1, end)
             else:
                 yield _Run(start, end, end)
+
+    def _header(self, run: Ids, delimiter: int) -> int | None:
+        """How many bytes of an assistant's header text begin a run in whole tokens; None where it has no such header.
+
+        A prompt's header is encoded before there is a text after it; in a full render its last characters may have
+        become one token with the first of the text.
+        """
+        for text in self._headers.get(delimiter, ()):
+            begins = self._encoder.decode_bytes(run[: len(text)])
+            if begins.startswith(text):
+                return self._size(run, self._within(run, len(text)))
+        return None
+
+    def _within(self, run: Ids, size: int) -> int:
+        """How many of a run's first tokens lie within so many bytes."""
+        place = 0
+        while place < len(run) and (size := size - len(self._encoder.token_bytes(int(run[place])))) >= 0:
+            place += 1
+        return place
+
+    def _size(self, run: Ids, tokens: int) -> int:
+        return len(self._encoder.decode_bytes(run[:tokens]))
 
     def _put(self, start: int, spans: Sequence[IdSpan]) -> bool:
         """Whether the run of the expected sequence that begins at `start` begins with an assistant's message, and the
@@ -160,11 +192,15 @@ class Comparator:
 
 
 class _Run(NamedTuple):
-    """Ids between two delimiters, `start` to `end`; an assistant said those from `said` on."""
+    """Ids between two delimiters, `start` to `end`; an assistant said those from `said` on.
+
+    `header` counts the bytes of a header's text that are tokens of their own, -1 where no header begins the run.
+    """
 
     start: int
     said: int
     end: int
+    header: int = -1
 
 
 def _start(span: IdSpan) -> int:

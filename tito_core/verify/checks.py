@@ -273,11 +273,13 @@ def equality(bench: Bench, conversation: Conversation) -> int:
     prompt = bench.encode(bench.text(conversation, len(conversation.prompt)))
     same_ids(bench, prompt, first.append.ids, "a first prompt's ids differ from its render")
     expected = bench.encode(bench.text(conversation))
-    if bench.canonical(conversation):
+    canonical = bench.canonical(conversation)
+    if canonical and all(int(one.append.ids[-1]) in bench.codec.encoder.added_ids for one in steps):
         same_ids(bench, expected, step.append.ids, "joined ids differ from the full render")
         return len(expected)
+    # A header that ends in text may become one token with the first of what is sampled after it: that is drift.
     for mismatch in bench.codec.compare(expected, step.append.ids):
-        if mismatch.kind in FAULTS:
+        if mismatch.kind in FAULTS or (canonical and not mismatch.drift):
             raise Broken(
                 f"{mismatch.kind} in segment {mismatch.segment}, id {mismatch.first_index}",
                 first_index=mismatch.first_index,

@@ -12,14 +12,15 @@ import numpy as np
 
 from tito_core.engines.engine import Engine
 from tito_core.engines.scripted import ScriptedEngine
+from tito_core.errors import TruncatedTurnError
 from tito_core.families.family import AppendRoles, Boundary
-from tito_core.prompts.messages import Message
-from tito_core.sessions.session import Session, Turn
+from tito_core.responses.completion import Completion
+from tito_core.sessions.session import Request, Session, Turn
 from tito_core.tokens.append import Truncation
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, of_error
 
-__all__ = ["TOOLS", "Drive", "Live", "actions", "drive"]
+__all__ = ["TOOLS", "Agent", "Drive", "Live", "actions", "drive"]
 
 TURNS: Final = 6
 TOOLS: Final = (
@@ -36,11 +37,12 @@ _SAID: Final = ("0", "", "go on", "naïve ☕\n", "你好", "  two lines\nhere "
 class Drive:
     """What one session came to. `broken` is the first promise that did not hold, with the conversation so far.
 
-    `committed` is every turn that the session took, those that were rolled back or tried again included; `compared`
-    counts those of its last line.
+    `committed` is every turn that the session took, those that were taken back included; `compared` counts those of its
+    last line.
     """
 
     turns: int = 0
+    calls: int = 0
     tokens: int = 0
     actions: Counter[str] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
@@ -54,7 +56,7 @@ class Drive:
 class Live:
     """An engine that is not scripted: at most `max_tokens` ids a turn, and the session's rule for a turn that was cut.
 
-    `opened` is told each session's first messages and its thinking mode, before they are sent.
+    `opened` is told the first prompt's messages and thinking mode, before they are sent.
     """
 
     engine: Engine
@@ -67,24 +69,59 @@ def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
     """The schedule that a family's append roles, and its closers for a turn that was cut, allow."""
     follows = roles.follows
     after = follows.get("assistant", frozenset())
+    user = "user" in after and "user" in roles.ends
+    results = "tool" in after and "tool" in roles.ends
     found = {
-        "tool_results": "tool" in after and "tool" in roles.ends,
+        "tool_results": results,
+        "parallel_results": results,
         "tool_results_then_user": "tool" in after and "user" in follows.get("tool", ()) and "user" in roles.ends,
-        "user": "user" in after and "user" in roles.ends,
+        "user": user,
         "system_then_user": "system" in after and "user" in follows.get("system", ()) and "user" in roles.ends,
         "assistant_then_user": "assistant" in after and "user" in roles.ends,
         "rollback": True,
-        "retry": True,
+        "rollback_twice": True,
+        "regenerate": True,
+        "force_final": user,
+        "failed_call_result": results,
+        "failed_call_user": user and "tool" in roles.roles,
+        "failed_call_rollback": "tool" in roles.roles,
         "cut": bool(boundary.closers),
     }
     return tuple(name for name, allowed in found.items() if allowed)
 
 
 def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
-    """One session of a few turns. Deterministic from the seed, as far as the engine is."""
+    """One session of a few turns with the scripted engine, or a live one. Deterministic from the seed, as the engine is.
+
+    Where a turn that was cut is refused, a live session ends with it.
+    """
     done = Drive()
+    rng = random.Random(seed)
+    codec = bench.codec
+    cutting = live is None and bool(codec.family.boundary.closers) and rng.random() < 0.25
+    truncation: Truncation = live.truncation if live else "close" if cutting else "refuse"
     try:
-        _drive(bench, random.Random(seed), seed, done, live)
+        session = codec.session(
+            thinking=rng.choice(codec.family.thinking.modes),
+            append_roles=bench.roles.roles,
+            truncation=truncation,
+        )
+        engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5)
+
+        def sample(request: Request, final: bool) -> Completion:
+            if live is None:
+                most = rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096
+                return engine.complete(request, max_tokens=most, calling=not final)
+            if not done.committed:
+                live.opened(done.messages, request.decision.enabled)
+            return live.engine.complete(request, max_tokens=live.max_tokens)
+
+        try:
+            Agent(session, bench.roles, rng, sample, done).work()
+        except TruncatedTurnError:
+            if live is None or truncation == "close":
+                raise
+        _compared(bench, session, done)
     except Broken as broken:
         done.broken = broken
     except Exception as cause:
@@ -92,63 +129,120 @@ def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
     return done
 
 
-def _drive(bench: Bench, rng: random.Random, seed: int, done: Drive, live: Live | None) -> None:
-    codec = bench.codec
-    schedule = actions(bench.roles, codec.family.boundary)
-    cutting = live is None and "cut" in schedule and rng.random() < 0.25
-    truncation: Truncation = live.truncation if live else "close" if cutting else "refuse"
-    mode = rng.choice(codec.family.thinking.modes)
-    session = codec.session(thinking=mode, append_roles=bench.roles.roles, truncation=truncation)
-    engine = live.engine if live else ScriptedEngine(codec, seed, stopped=0.15)
+class Agent:
+    """A client on a schedule: answers calls, appends, takes back, asks for an end. `sample` is the engine."""
 
-    def turn() -> bool:
-        most = live.max_tokens if live else rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096
-        _turn(session, engine, messages, tools, done, most)
-        return truncation == "close" or session.turns[-1].finish_reason != "length"
+    def __init__(
+        self,
+        session: Session,
+        roles: AppendRoles,
+        rng: random.Random,
+        sample: Callable[[Request, bool], Completion],
+        done: Drive,
+    ) -> None:
+        self._session, self._rng, self._sample, self._done = session, rng, sample, done
+        self._schedule = actions(roles, session.codec.family.boundary)
+        self._tools = [*TOOLS] if "tool" in roles.roles else None
+        self._messages = done.messages
 
-    tools = [*TOOLS] if "tool_results" in schedule or "tool_results_then_user" in schedule else None
-    messages = done.messages
-    if rng.random() < 0.5:
-        messages.append({"role": "system", "content": _said(rng)})
-    messages.append({"role": "user", "content": _said(rng)})
-    if live:
-        live.opened(messages, mode)
-    asked = 0
-    while len(session.turns) < TURNS and turn():
-        if done.turns < 3 * TURNS and rng.random() < 0.25:
-            again = rng.choice(("rollback", "retry"))
-            if _take_back(session, messages, again):
-                done.actions[again] += 1
-                if again == "rollback":
-                    asked += 1
-                    _append(rng, messages, session.turns[-2].message, schedule, done, asked)
-                if not turn():
-                    break
-        asked += 1
-        if not _append(rng, messages, session.turns[-1].message, schedule, done, asked):
-            break
-    _compared(bench, session, done)
+    def work(self, turns: int = TURNS) -> None:
+        """Drives the session for so many turns. Raises Broken, and what the session and the engine raise."""
+        if self._rng.random() < 0.5:
+            self._messages.append({"role": "system", "content": self._said()})
+        self._messages.append({"role": "user", "content": self._said()})
+        self._turn()
+        while len(self._session.turns) < turns:
+            self._take_back()
+            final = len(self._session.turns) == turns - 1 and self._may("force_final")
+            if not self._append(final):
+                break
+            self._turn(final)
 
+    def _turn(self, final: bool = False) -> None:
+        session, done = self._session, self._done
+        request = session.prepare(self._messages, tools=self._tools)
+        if request.parent is not None:
+            before = request.parent.ids
+            if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
+                raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
+        turn = session.commit(request, self._sample(request, final))
+        self._messages.append(turn.message.wire())
+        done.committed.append(turn)
+        done.turns += 1
+        done.actions["cut"] += turn.finish_reason == "length"
+        done.calls += len(turn.message.tool_calls)
+        done.tokens += len(turn.ids)
 
-def _turn(
-    session: Session,
-    engine: Engine,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    done: Drive,
-    most: int,
-) -> None:
-    request = session.prepare(messages, tools=tools)
-    if request.parent is not None:
-        before = request.parent.ids
-        if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
-            raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
-    turn = session.commit(request, engine.complete(request, max_tokens=most))
-    messages.append(turn.message.wire())
-    done.committed.append(turn)
-    done.turns += 1
-    done.actions["cut"] += turn.finish_reason == "length"
-    done.tokens += len(turn.ids)
+    def _take_back(self) -> None:
+        """Sometimes samples the last turn again, or goes back one turn and another way, once or twice in a row."""
+        turns = self._session.turns
+        if self._failed() and self._rng.random() < 0.5:
+            name = "failed_call_rollback"
+        elif self._rng.random() < 0.25:
+            name = self._rng.choice(
+                [one for one in self._schedule if one in ("regenerate", "rollback", "rollback_twice")]
+            )
+        else:
+            return
+        if name in ("regenerate", "failed_call_rollback"):
+            del self._messages[turns[-1].length - 1 :]
+            self._turn()
+        elif len(turns) > 1:
+            for _ in range(2 if name == "rollback_twice" else 1):
+                del self._messages[self._session.turns[-2].length :]
+                self._append(False, self._session.turns[-2])
+                self._turn()
+        else:
+            return
+        self._done.actions[name] += 1
+
+    def _failed(self, turn: Turn | None = None) -> bool:
+        """Whether a turn's calls could not be read."""
+        parsed = (turn or self._session.turns[-1]).parsed
+        return "tool" in self._session.codec.append_roles.roles and parsed is not None and parsed.state == "malformed"
+
+    def _append(self, final: bool, turn: Turn | None = None) -> bool:
+        """Whether anything may follow the turn, the last where none is named; then it is appended to the messages."""
+        last = turn or self._session.turns[-1]
+        rng, messages = self._rng, self._messages
+        if last.message.tool_calls:
+            name = self._chosen("tool_results", "tool_results_then_user", "failed_call_result")
+            if final and self._may("tool_results_then_user"):
+                name = "force_final"
+            failed = "error: it timed out " if name == "failed_call_result" else ""
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": f"{failed}{number} {self._said()}"}
+                for number, call in enumerate(last.message.tool_calls)
+            ]
+            rng.shuffle(results)
+            messages += results
+            self._done.actions["parallel_results"] += len(results) > 1
+            if name in ("tool_results_then_user", "force_final"):
+                messages.append({"role": "user", "content": self._said()})
+        else:
+            name = self._chosen("user", "system_then_user", "assistant_then_user")
+            if not name:
+                return False
+            if final or self._failed(last):
+                name = "force_final" if final else "failed_call_user"
+            if name == "system_then_user":
+                messages.append({"role": "system", "content": f"{len(messages)}000 ids left"})
+            if name == "assistant_then_user":
+                messages.append({"role": "assistant", "content": self._said()})
+            messages.append({"role": "user", "content": "answer now" if final else self._said()})
+        self._done.actions[name] += 1
+        return True
+
+    def _may(self, name: str) -> bool:
+        return name in self._schedule
+
+    def _chosen(self, *names: str) -> str:
+        """One of these actions that the schedule has, or an empty text."""
+        allowed = [name for name in names if self._may(name)]
+        return self._rng.choice(allowed) if allowed else ""
+
+    def _said(self) -> str:
+        return self._rng.choice(_SAID)
 
 
 def _compared(bench: Bench, session: Session, done: Drive) -> None:
@@ -176,51 +270,3 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
         sample.tokens[sample.loss_mask == 1], np.concatenate(sampled)
     ):
         raise Broken("the loss mask of the sample does not cover exactly the sampled ids")
-
-
-def _take_back(session: Session, messages: list[dict[str, Any]], how: str) -> bool:
-    """Cuts the messages back to the last prompt (`retry`) or to the turn before the last (`rollback`)."""
-    if how == "rollback" and len(session.turns) < 2:
-        return False
-    length = session.turns[-1].length - 1 if how == "retry" else session.turns[-2].length
-    del messages[length:]
-    return True
-
-
-def _append(
-    rng: random.Random,
-    messages: list[dict[str, Any]],
-    last: Message,
-    schedule: tuple[str, ...],
-    done: Drive,
-    asked: int,
-) -> bool:
-    """Whether anything may follow the assistant's message; then it is appended to `messages`."""
-    if last.tool_calls:
-        results = [
-            {"role": "tool", "tool_call_id": call.id, "content": f"{number} {_said(rng)}"}
-            for number, call in enumerate(last.tool_calls)
-        ]
-        rng.shuffle(results)
-        messages += results
-        name = rng.choice([name for name in schedule if name.startswith("tool_results")])
-        if len(results) > 1:
-            done.actions["parallel_results"] += 1
-        if name == "tool_results_then_user":
-            messages.append({"role": "user", "content": _said(rng)})
-    else:
-        names = [name for name in schedule if name in ("user", "system_then_user", "assistant_then_user")]
-        if not names:
-            return False
-        name = rng.choice(names)
-        if name == "system_then_user":
-            messages.append({"role": "system", "content": f"{asked}000 ids left"})
-        if name == "assistant_then_user":
-            messages.append({"role": "assistant", "content": _said(rng)})
-        messages.append({"role": "user", "content": _said(rng)})
-    done.actions[name] += 1
-    return True
-
-
-def _said(rng: random.Random) -> str:
-    return rng.choice(_SAID)

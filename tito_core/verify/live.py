@@ -183,7 +183,6 @@ class _Run:
         )
         self._warn(engine, len(turns))
         tally.lost = self.lost.is_set()
-        tally.proven(bench)
         failed = {failure.check for failure in tally.failures}
         counts = (len(renders), sum(size for size, _ in renders))
         sampled = (len(turns), sum(turn.sampled for turn in turns))

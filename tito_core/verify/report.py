@@ -54,6 +54,7 @@ class SessionsResult(_Part):
     driven: int
     passed: int
     turns: int
+    calls: int
     tokens: int
     actions: dict[str, int]
     mismatches: dict[str, int]

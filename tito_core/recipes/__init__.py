@@ -1,1 +1,0 @@
-"""The settings that an engine serves a family with, and their rules."""
