@@ -156,6 +156,7 @@ def model(codec: Codec, **more: Any) -> Callable[[str, Answer], Answer]:
         names = [tool["function"]["name"] for tool in body["tools"] or ()]
         engine = ScriptedEngine(codec, hash(tuple(prompt)), canonical=True)
         message = engine.reply(names, decision)
+        message["content"] = f"the file holds four lines {message['content']}".strip()
         said = engine.say(message, decision, max_tokens=body["max_tokens"])
         made = chat(np.asarray(said.ids).tolist(), prompt, message=message, finish_reason=said.finish_reason)
         made["choices"][0]["meta_info"].update({"cached_tokens": len(prompt) - 3, "finish_reason": None, **more})

@@ -149,7 +149,7 @@ WHAT = "our first prompt is not the one that the server renders of the same mess
 )
 def test_a_server_that_renders_otherwise(fake: Fake, changes: dict[str, Any], likely: str) -> None:
     fake.usual = rendering(**changes)
-    report = verify(fake, sessions=16)
+    report = verify(fake, sessions=6)
     failure = only(report)
     assert (failure.check, report.exit_code) == ("render", 1)
     assert failure.what.startswith(f"{WHAT}: first id that differs {failure.first_index}: got ")
@@ -157,7 +157,7 @@ def test_a_server_that_renders_otherwise(fake: Fake, changes: dict[str, Any], li
     assert failure.expected_ids != failure.actual_ids
     assert failure.expected_text != failure.actual_text
     assert failure.conversation is not None
-    assert report.sessions.passed == 16
+    assert report.sessions.passed == 6
 
 
 def test_a_server_of_another_revision(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_an_engine_that_fails_one_answer_breaks_one_session_and_a_known_issue_ex
     failure = only(report)
     assert (failure.check, failure.known_issue, report.exit_code) == ("engine", "nextn: It can't load. Serve plain.", 1)
     assert failure.what.endswith(
-        "failed (HTTP 500): no fuse_qkv here; its log says why (4 turn(s) of this session were committed, and are kept)"
+        "failed (HTTP 500): no fuse_qkv here; its log says why (3 turn(s) of this session were committed, and are kept)"
     )
     assert (report.sessions.driven, report.sessions.passed) == (4, 3)
 
