@@ -18,7 +18,11 @@ def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
     made: list[T] = []
 
     @settings(
-        max_examples=count, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
     def draw(example: T) -> None:

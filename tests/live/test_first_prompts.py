@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import at_once, drawn
 from hypothesis import strategies as st
 
 import tito_core
 from conversations import Conversation, contents, tool_schemas
-from drawn import at_once, drawn
 from sglang_server import Server
 from tito_core import Codec
 from tito_core.prompts.thinking import engine_kwargs
-from token_path import THINK, UNTHINK, Name, added
+from token_path import Name, added
 
 
 @cache
@@ -59,7 +59,9 @@ def test_the_server_renders_what_we_send(live: Server, thinking: bool) -> None:
     free = 0
     for conversation, ids in zip(examples, theirs, strict=True):
         messages, tools = conversation
-        assert np.array_equal(ours.prompt(messages, tools=tools, decision=decision, mode="engine").ids, ids), conversation
+        assert np.array_equal(ours.prompt(messages, tools=tools, decision=decision, mode="engine").ids, ids), (
+            conversation
+        )
         if not any(mark in text for text in texts_of([messages, tools]) for mark in added(live.vocabulary).values()):
             assert np.array_equal(ours.prompt(messages, tools=tools, decision=decision).ids, ids), conversation
             free += 1

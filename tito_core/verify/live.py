@@ -165,9 +165,8 @@ class _Run:
         for turn in turns:
             prompt = len(turn.ids) - turn.sampled
             shared = len(turn.parent.ids) if turn.parent else 0
-            rows.setdefault(turn.number, Counter()).update(
-                turns=1, prompt=prompt, shared=shared, cached=int(turn.completion.meta.get("cached_tokens") or 0)
-            )
+            cached = min(int(turn.completion.meta.get("cached_tokens") or 0), shared)
+            rows.setdefault(turn.number, Counter()).update(turns=1, prompt=prompt, shared=shared, cached=cached)
         engine = EngineResult(
             kind=self.engine.kind,
             url=self.engine.url,

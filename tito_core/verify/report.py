@@ -83,8 +83,8 @@ class Failure(_Part):
 
 
 class TurnResult(_Part):
-    """All turns of one number: the ids of their prompts, those that they share with the turn before, and those that the
-    engine had cached."""
+    """All turns of one number: the ids of their prompts, those that they share with the turn before, and those of these
+    that the engine had cached."""
 
     turns: int
     prompt: int
