@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tito_core.engines.engine import Engine
+    from tito_core.engines.sglang import SGLangEngine
+    from tito_core.engines.vllm import VLLMEngine
     from tito_core.families.diagnosis import Diagnosis
     from tito_core.families.family import (
         NATIVE,
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "tito_core.engines.engine": "Engine",
+    "tito_core.engines.sglang": "SGLangEngine",
+    "tito_core.engines.vllm": "VLLMEngine",
     "tito_core.families.family": (
         "NATIVE AppendRoles Boundary Case Checkpoint ControlToken Deployment Family KnownIssue Layer Parsers Recipe "
         "Revision Rule Segments Speculative Template Thinking ThinkingDecision Vocabulary"
@@ -79,6 +85,7 @@ __all__ = [
     "Deployment",
     "Diagnosis",
     "Encoder",
+    "Engine",
     "Family",
     "FamilyInfo",
     "KnownIssue",
@@ -96,6 +103,7 @@ __all__ = [
     "Request",
     "Revision",
     "Rule",
+    "SGLangEngine",
     "Sample",
     "Sampled",
     "Segments",
@@ -108,6 +116,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Turn",
+    "VLLMEngine",
     "Vocabulary",
     "diagnose",
     "get_family",

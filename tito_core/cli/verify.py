@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
-from tito_core.cli.main import USAGE
+from tito_core.cli.main import NOT_LOADED, USAGE
 from tito_core.cli.text import clip, plain, quoted
 from tito_core.errors import TitoError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tito_core.tokens.append import Truncation
     from tito_core.verify.report import Failure, Report
 
 __all__ = ["command", "print_report"]
@@ -83,6 +86,40 @@ def _target(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     "--seed", type=int, metavar="N", default=0, show_default=True, help="What generates them; another finds others."
 )
 @click.option("--append-roles", callback=_roles, metavar="ROLES", help="Fewer append roles, as in tool,user.")
+@click.option("--engine", metavar="URL", help="Drive the sessions on this live SGLang or vLLM instead.")
+@click.option("--engine-kind", type=click.Choice(["sglang", "vllm"]), default="sglang", show_default=True)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=16,
+    show_default=True,
+    help="Sessions that the engine serves at once.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1024,
+    show_default=True,
+    help="Ids that the engine may sample in a turn.",
+)
+@click.option(
+    "--truncation",
+    type=click.Choice(["refuse", "close"]),
+    default="refuse",
+    show_default=True,
+    help="What becomes of a turn that was cut: its session ends, or the turn is closed.",
+)
+@click.option(
+    "--assistant-text-threshold",
+    type=click.FloatRange(0, 1),
+    metavar="X",
+    default=0.2,
+    show_default=True,
+    help="Share of turns that may be in other ids than their text has.",
+)
+@click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the engine's API key.")
 @click.option("--json", "target", callback=_target, metavar="FILE", help="Write the report there; - is stdout.")
 def command(
     family: str,
@@ -93,33 +130,59 @@ def command(
     conversations: int,
     seed: int,
     append_roles: Sequence[str] | None,
+    engine: str | None,
+    engine_kind: str,
+    concurrency: int,
+    max_tokens: int,
+    truncation: Truncation,
+    assistant_text_threshold: float,
+    api_key_env: str | None,
     target: str | None,
 ) -> None:
     """Prove that a family keeps its promises, on generated conversations and whole sessions.
 
     Needs no GPU and no network. Exits 0 when all held and 1 when a promise broke: the smallest conversation that shows
-    it is then printed, and saved in this directory. 2 is wrong usage, 3 a family or a checkpoint that can't be loaded.
+    it is then printed, and saved in this directory. 2 is wrong usage, 3 a family or a checkpoint that can't be loaded,
+    or an engine that can't be reached. With --engine only sessions are driven, with the vocabulary that it serves.
     """
     from tito_core.cli.output import console
     from tito_core.verify.run import verify
 
     if model is not None and vocabulary is not None:
         raise click.UsageError("--model brings its own vocabulary: leave --vocabulary out.")
+    _together(engine)
     # What a plugin prints is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr), _progress() as progress:
         if (revision, vocabulary, append_roles) != (None, None, None):
             _known(family, revision, vocabulary, append_roles)
-        report = verify(
-            family,
-            model=model,
-            revision=revision,
-            vocabulary=vocabulary,
-            sessions=sessions,
-            conversations=conversations,
-            seed=seed,
-            append_roles=append_roles,
-            progress=progress,
-        )
+        served = vocabulary if engine is None or model is not None else _served(family, vocabulary)
+        common: dict[str, Any] = {
+            "model": model,
+            "revision": revision,
+            "vocabulary": served,
+            "sessions": sessions,
+            "seed": seed,
+            "append_roles": append_roles,
+            "progress": progress,
+        }
+        if engine is None:
+            report = verify(family, conversations=conversations, **common)
+        else:
+            from tito_core.engines.sglang import SGLangEngine
+            from tito_core.engines.vllm import VLLMEngine
+            from tito_core.verify.live import verify_live
+
+            kind = {"sglang": SGLangEngine, "vllm": VLLMEngine}[engine_kind]
+            with kind(engine, api_key=_key(api_key_env), concurrency=concurrency) as live:
+                report = verify_live(
+                    family,
+                    live,
+                    concurrency=concurrency,
+                    max_tokens=max_tokens,
+                    truncation=truncation,
+                    threshold=assistant_text_threshold,
+                    **common,
+                )
     print_report(report, console(stderr=target == "-"))
     code = report.exit_code
     if target is not None and not _written(target, report):
@@ -169,12 +232,32 @@ def print_report(report: Report, out: Console) -> None:
     emit(out, "", grid(rows, headings=(_label("check"), "promise", "cases", "tokens", "result"), right=(2, 3)))
     counts = "  ".join(_count(kind, number) for kind, number in sessions.mismatches.items())
     actions = ", ".join(f"{plain(name.replace('_', ' '))} {number:,}" for name, number in sessions.actions.items())
-    emit(out, grid([(_label("mismatches"), counts), (_label("driven"), actions or "nothing")]))
+    emit(out, grid([(_label("mismatches"), counts), (_label("driven"), actions or "nothing"), *_engine(report)]))
     taken: set[str] = set()
     for failure in report.failures:
         head = Text.assemble((f"FAIL {plain(failure.check)}", "bold red"), f"  {clip(plain(failure.what), _LINE)}")
         emit(out, "", head, grid(_failure(report, failure, taken)))
     emit(out, "", _verdict(report))
+
+
+def _engine(report: Report) -> list[tuple[str, str]]:
+    if (engine := report.engine) is None:
+        return []
+    reuse = ", ".join(
+        f"turn {number} {row.cached / row.shared:.0%}" for number, row in enumerate(engine.turns) if row.shared
+    )
+    versions = f", weights {plain(', '.join(engine.weight_versions))}" if engine.weight_versions else ""
+    turns = sum(row.turns for row in engine.turns)
+    return [
+        (_label("engine"), f"{engine.kind} at {plain(engine.url)}{versions}"),
+        (_label("reused"), f"{reuse or 'nothing to reuse'} (cached, of the ids before the append)"),
+        (_label("accepted"), "no speculation" if engine.accepted is None else f"{engine.accepted:.2f} ids a step"),
+        (
+            _label("turns"),
+            f"{turns:,} turns of at most {engine.max_tokens} ids: {engine.cut:,} cut, {engine.early:,} early stops, "
+            f"{engine.assistant_text:.0%} in other ids than their text (at most {engine.threshold:.0%})",
+        ),
+    ]
 
 
 def _label(name: str) -> str:
@@ -196,6 +279,8 @@ def _verdict(report: Report) -> str:
         promises = f"{total - empty} of {total}" if empty else f"All {total}"
         nothing = f", {empty} had nothing to look at" if empty else ""
         return f"{promises} promises{sessions} held in {seconds}{nothing}{where if lacking else ''}."
+    if report.exit_code == NOT_LOADED:
+        return f"The engine was lost after {seconds}: start it again, and the same command. This says nothing of the family."
     names = ", ".join(dict.fromkeys(failure.check for failure in report.failures)) or "a promise"
     told = "".join(f" or {one}" for one in dict.fromkeys(one.partition(": ")[0] for one in report.overrides))
     return (
@@ -221,6 +306,8 @@ def _failure(report: Report, failure: Failure, taken: set[str]) -> list[tuple[st
             rows.append(("" if any(texts) else _label(label), f"ids {run}"))
     if failure.said:
         rows.append((_label("smallest"), clip(plain(failure.said), _LINE)))
+    if failure.known_issue:
+        rows.append((_label("known"), plain(failure.known_issue)))
     if failure.conversation is not None:
         rows.append((_label("saved"), _saved(report, failure, taken)))
     return rows
@@ -298,6 +385,39 @@ def _known(family: str, revision: str | None, vocabulary: str | None, roles: Seq
         if isinstance(cause, TitoError):
             raise
         raise click.BadParameter(cause.args[0], param_hint=f"'--{option}'") from None
+
+
+def _together(engine: str | None) -> None:
+    """Refuses options that mean nothing beside the others given."""
+    context = click.get_current_context()
+    given = {
+        parameter.name: parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    }
+    live = ("engine_kind", "concurrency", "max_tokens", "truncation", "assistant_text_threshold", "api_key_env")
+    if engine is None and (alone := [given[name] for name in live if name in given]):
+        raise click.UsageError(f"{alone[0]} is about a live engine: name it with --engine URL.")
+    if engine is not None and "conversations" in given:
+        raise click.UsageError("--conversations is about the run without an engine: leave out one of the two.")
+
+
+def _served(family: str, vocabulary: str | None) -> str | None:
+    """The one vocabulary that a live engine serves: the one named, or the family's only one."""
+    from tito_core.families.registry import default_registry
+
+    names = [shipped.name for shipped in default_registry.get_family(family).vocabularies]
+    if vocabulary is None and len(names) > 1:
+        raise click.UsageError(
+            f"--engine serves one vocabulary: name it with --model DIR, or with --vocabulary {' or '.join(names)}."
+        )
+    return vocabulary
+
+
+def _key(name: str | None) -> str | None:
+    if name is not None and not os.environ.get(name):
+        raise click.BadParameter(f"the environment has no {name}", param_hint="'--api-key-env'")
+    return os.environ[name] if name is not None else None
 
 
 def _written(target: str, report: Report) -> bool:

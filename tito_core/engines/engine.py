@@ -11,7 +11,7 @@ __all__ = ["Engine"]
 
 
 class Engine(Protocol):
-    """Something that samples. Raises EngineError where it can't."""
+    """Something that samples. Raises EngineError where it can't; its `where["kind"]` says what to do about it."""
 
     def complete(self, request: Request, *, max_tokens: int) -> Completion:
         """Samples after `request.ids`, at most `max_tokens` ids, with `request.engine_kwargs` in force."""

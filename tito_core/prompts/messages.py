@@ -58,6 +58,27 @@ class Message:
     tools: tuple[Tool, ...] = ()
     response_format: Any = None
 
+    def wire(self) -> dict[str, Any]:
+        """The message in the chat-completions format, as a client sends it; a call's arguments are printed again."""
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for call in self.tool_calls
+        ]
+        tools = [{"type": tool.type, "function": tool.function} for tool in self.tools]
+        parts: dict[str, Any] = {
+            "reasoning_content": self.reasoning,
+            "tool_calls": calls,
+            "tool_call_id": self.tool_call_id,
+            "tools": tools,
+            "response_format": self.response_format,
+        }
+        content = None if self.role == "assistant" and not self.content else self.content
+        return {"role": self.role, "content": content, **{key: value for key, value in parts.items() if value}}
+
 
 def normalise(
     messages: Sequence[Mapping[str, Any] | Message],

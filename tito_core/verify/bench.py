@@ -46,7 +46,9 @@ def of_error(cause: Exception) -> Broken:
     else:
         frame = traceback.extract_tb(cause.__traceback__)[-1]
         where, at = {}, f" ({Path(frame.filename).name}, line {frame.lineno})"
-    return Broken(f"{type(cause).__name__}: {cause}{at}", message_index=where.get("index"), role=where.get("role"))
+    made = Broken(f"{type(cause).__name__}: {cause}{at}", message_index=where.get("index"), role=where.get("role"))
+    made.__cause__ = cause
+    return made
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""Whole sessions: an agent's schedule, driven through `Session` with the scripted engine."""
+"""Whole sessions: an agent's schedule, driven through `Session` with the scripted engine or a live one."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -11,17 +10,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from tito_core.engines.engine import Engine
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import SessionError
+from tito_core.errors import SessionError, TruncatedTurnError
 from tito_core.families.family import AppendRoles, Boundary
-from tito_core.prompts.messages import Message
 from tito_core.responses.completion import Completion
 from tito_core.sessions.session import Request, Session, Turn
-from tito_core.tokens.append import Ids
+from tito_core.tokens.append import Ids, Truncation
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, of_error
 
-__all__ = ["Agent", "Drive", "actions", "drive"]
+__all__ = ["TOOLS", "Agent", "Drive", "Live", "actions", "drive"]
 
 TURNS: Final = 6
 TOOLS: Final = (
@@ -36,7 +35,11 @@ _SAID: Final = ("0", "", "go on", "naïve ☕\n", "你好", "  two lines\nhere "
 
 @dataclass
 class Drive:
-    """What one session came to. `broken` is the first promise that did not hold, with the conversation so far."""
+    """What one session came to. `broken` is the first promise that did not hold, with the conversation so far.
+
+    `committed` is every turn that the session took, those that were taken back included; `compared` counts those of its
+    last line.
+    """
 
     turns: int = 0
     calls: int = 0
@@ -45,6 +48,21 @@ class Drive:
     mismatches: Counter[str] = field(default_factory=Counter)
     broken: Broken | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
+    committed: list[Turn] = field(default_factory=list)
+    compared: int = 0
+
+
+@dataclass(frozen=True)
+class Live:
+    """An engine that is not scripted: at most `max_tokens` ids a turn, and the session's rule for a turn that was cut.
+
+    `opened` is told the first prompt's messages and thinking mode, before they are sent.
+    """
+
+    engine: Engine
+    max_tokens: int
+    truncation: Truncation
+    opened: Callable[[list[dict[str, Any]], bool], None]
 
 
 def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
@@ -72,25 +90,37 @@ def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
     return tuple(name for name, allowed in found.items() if allowed)
 
 
-def drive(bench: Bench, seed: int) -> Drive:
-    """One session of a few turns with the scripted engine. Deterministic from the seed."""
+def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
+    """One session of a few turns with the scripted engine, or a live one. Deterministic from the seed, as the engine is.
+
+    Where a turn that was cut is refused, a live session ends with it.
+    """
     done = Drive()
     rng = random.Random(seed)
     codec = bench.codec
-    cutting = bool(codec.family.boundary.closers) and rng.random() < 0.25
+    cutting = live is None and bool(codec.family.boundary.closers) and rng.random() < 0.25
+    truncation: Truncation = live.truncation if live else "close" if cutting else "refuse"
     try:
         session = codec.session(
             thinking=rng.choice(codec.family.thinking.modes),
             append_roles=bench.roles.roles,
-            truncation="close" if cutting else "refuse",
+            truncation=truncation,
         )
         engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5)
 
         def sample(request: Request, final: bool) -> Completion:
-            most = rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096
-            return engine.complete(request, max_tokens=most, calling=not final)
+            if live is None:
+                most = rng.randint(1, 40) if cutting and rng.random() < 0.5 else 4096
+                return engine.complete(request, max_tokens=most, calling=not final)
+            if not done.committed:
+                live.opened(done.messages, request.decision.enabled)
+            return live.engine.complete(request, max_tokens=live.max_tokens)
 
-        Agent(session, bench.roles, rng, sample, done).work()
+        try:
+            Agent(session, bench.roles, rng, sample, done).work()
+        except TruncatedTurnError:
+            if live is None or truncation == "close":
+                raise
         _compared(bench, session, done)
     except Broken as broken:
         done.broken = broken
@@ -148,7 +178,8 @@ class Agent:
                 "a request that was prepared before the last turn is committed",
                 lambda: session.commit(request, turn.completion),
             )
-        self._messages.append(_wire(turn.message))
+        self._messages.append(turn.message.wire())
+        done.committed.append(turn)
         done.turns += 1
         done.actions["cut"] += turn.finish_reason == "length"
         done.calls += len(turn.message.tool_calls)
@@ -170,7 +201,7 @@ class Agent:
             for call in last.message.tool_calls
         ]
         messages = [*self._messages]
-        messages[last.length - 1] = _wire(replace(last.message, tool_calls=tuple(changed)))
+        messages[last.length - 1] = replace(last.message, tool_calls=tuple(changed)).wire()
         _refused(
             self._session,
             "an argument that is sent back as 1.0 for 1 is taken for the same",
@@ -252,14 +283,11 @@ class Agent:
 
 def _compared(bench: Bench, session: Session, done: Drive) -> None:
     """The whole line against `tokenizers` on the full render, and its sample against what was sampled."""
-    last = session.turns[-1]
+    last, done.compared = session.turns[-1], len(session.turns)
     rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
     ids = session.codec.finished(last)
     spans = session.codec.encode(rendered, "engine").spans
-    ranges = [
-        (turn.end - turn.sampled, turn.end if following is None else following.kept)
-        for turn, following in zip(session.turns, (*session.turns[1:], None), strict=True)
-    ]
+    ranges = session.sampled()
     found = session.codec.compare(bench.encode(rendered.text), ids, spans, ranges)
     done.mismatches.update(mismatch.kind for mismatch in found)
     for mismatch in found:
@@ -304,20 +332,3 @@ def _refused(session: Session, what: str, act: Callable[[], object]) -> None:
             return
         what = f"{what}: it is refused, and the session changed"
     raise Broken(what, message_index=before[-1].length - 1)
-
-
-def _wire(message: Message) -> dict[str, Any]:
-    """The assistant message as a client sends it back."""
-    sent: dict[str, Any] = {"role": "assistant", "content": message.content or None}
-    if message.reasoning:
-        sent["reasoning"] = message.reasoning
-    if message.tool_calls:
-        sent["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return sent

@@ -6,7 +6,16 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["CheckResult", "Failure", "Report", "SessionsResult", "TemplateUsed", "VocabularyUsed"]
+__all__ = [
+    "CheckResult",
+    "EngineResult",
+    "Failure",
+    "Report",
+    "SessionsResult",
+    "TemplateUsed",
+    "TurnResult",
+    "VocabularyUsed",
+]
 
 SCHEMA_VERSION: Final = 1
 
@@ -69,11 +78,42 @@ class Failure(_Part):
     expected_text: str = ""
     actual_text: str = ""
     said: str = ""
+    known_issue: str = ""
     conversation: dict[str, Any] | None = None
 
 
+class TurnResult(_Part):
+    """All turns of one number: the ids of their prompts, those that they share with the turn before, and those of these
+    that the engine had cached."""
+
+    turns: int
+    prompt: int
+    shared: int
+    cached: int
+
+
+class EngineResult(_Part):
+    """What a live engine did. `turns`, by number; `cut` by length; `early` is how many stopped within 3 ids.
+
+    `assistant_text` is the share of turns whose ids differ from the canonical ones, allowed up to `threshold`. `accepted`
+    is the mean length that speculation accepted, None without. `mismatches` are those of each session, by kind.
+    """
+
+    kind: str
+    url: str
+    max_tokens: int
+    turns: tuple[TurnResult, ...]
+    cut: int
+    early: int
+    assistant_text: float
+    threshold: float
+    accepted: float | None
+    weight_versions: tuple[str, ...]
+    mismatches: tuple[dict[str, int], ...]
+
+
 class Report(_Part):
-    """A verification. `exit_code`: 0 all held, 1 a promise broke.
+    """A verification. `exit_code`: 0 all held, 1 a promise broke, 3 the engine was lost.
 
     `overrides`: what answered in the family's place, as "distribution version (module): question".
     """
@@ -93,3 +133,4 @@ class Report(_Part):
     sessions: SessionsResult
     failures: tuple[Failure, ...]
     exit_code: int
+    engine: EngineResult | None = None

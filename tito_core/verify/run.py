@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,9 +20,10 @@ from tito_core.tokens.compare import KINDS
 from tito_core.verify.bench import Bench, Broken, of_error
 from tito_core.verify.cases import Conversation, conversations, simpler
 from tito_core.verify.checks import CHECKS, Check
-from tito_core.verify.driver import actions, drive
+from tito_core.verify.driver import Drive, actions, drive
 from tito_core.verify.report import (
     CheckResult,
+    EngineResult,
     Failure,
     Report,
     SessionsResult,
@@ -30,7 +31,7 @@ from tito_core.verify.report import (
     VocabularyUsed,
 )
 
-__all__ = ["verify"]
+__all__ = ["Progress", "Tally", "reported", "verify"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -70,15 +71,36 @@ def verify(
     for name in names:
         codec = known.load(family, model=model, revision=revision, vocabulary=name)
         benches.append(Bench(codec, codec.narrowed(roles), seed))
-    tally = _Tally(progress or (lambda *_: None))
+    tally = Tally(progress or (lambda *_: None))
     for bench, share in zip(benches, _shares(conversations, len(benches)), strict=True):
         tally.checks(bench, share)
     for number, (bench, share) in enumerate(zip(benches, _shares(sessions, len(benches)), strict=True)):
         tally.sessions(bench, share, first=number * sessions, total=sessions)
+    checks = tuple(
+        CheckResult(
+            name=check.name,
+            promise=check.promise,
+            conversations=tally.conversations[check.name],
+            tokens=tally.tokens[check.name],
+            ok=not any(failure.check == check.name for failure in tally.failures),
+        )
+        for check in CHECKS
+    )
+    return reported(benches, tally, checks, began)
+
+
+def reported(
+    benches: Sequence[Bench],
+    tally: Tally,
+    checks: tuple[CheckResult, ...],
+    began: float,
+    engine: EngineResult | None = None,
+) -> Report:
+    """The report of what these benches were verified for since `began`, in seconds of the monotonic clock."""
     tally.proved(benches[0])
     codec = benches[0].codec
     return Report(
-        family=family,
+        family=codec.family.name,
         distribution=codec.loaded.info.distribution,
         version=codec.loaded.info.version,
         revision=codec.revision.name,
@@ -93,35 +115,29 @@ def verify(
         ),
         template=TemplateUsed(reference=codec.template.reference, sha256=codec.template.sha256),
         overrides=codec.loaded.overrides,
-        seed=seed,
+        seed=benches[0].seed,
         seconds=time.monotonic() - began,
-        warnings=tuple(warning for bench in benches for warning in bench.codec.origin.warnings),
-        checks=tuple(
-            CheckResult(
-                name=check.name,
-                promise=check.promise,
-                conversations=tally.conversations[check.name],
-                tokens=tally.tokens[check.name],
-                ok=not any(failure.check == check.name for failure in tally.failures),
-            )
-            for check in CHECKS
-        ),
+        warnings=(*(warning for bench in benches for warning in bench.codec.origin.warnings), *tally.warnings),
+        checks=checks,
         sessions=tally.result(),
         failures=tuple(tally.failures),
-        exit_code=1 if tally.failures else 0,
+        exit_code=(3 if tally.lost else 1) if tally.failures else 0,
+        engine=engine,
     )
 
 
-class _Tally:
-    """Counts of a verification while it runs."""
+class Tally:
+    """Counts of a verification while it runs. `lost`: the engine was, so that nothing is said about the family."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.conversations: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
         self.failures: list[Failure] = []
+        self.warnings: list[str] = []
+        self.lost = False
         self._small: list[Conversation] = []
-        self._driven = self._passed = self._turns = self._calls = self._ids = 0
+        self._driven = self._passed = self._appended = self._turns = self._calls = self._ids = 0
         self._actions: Counter[str] = Counter()
         self._mismatches: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
 
@@ -183,32 +199,42 @@ class _Tally:
         for number in range(share):
             self.progress("sessions", self._driven, total)
             done = drive(bench, bench.seed * 1_000_003 + first + number)
-            self._driven += 1
-            self._turns += done.turns
-            self._calls += done.calls
-            self._ids += done.tokens
-            self._actions.update(done.actions)
-            self._mismatches.update(done.mismatches)
-            if done.broken is None:
-                self._passed += 1
-            elif not any(failure.check == "sessions" for failure in self.failures):
-                self.failures.append(
-                    Failure(
-                        check="sessions",
-                        vocabulary=bench.codec.origin.vocabulary,
-                        what=f"session {number}: {done.broken.what}",
-                        conversation=_json({"messages": done.messages}),
-                        **done.broken.details,
-                    )
-                )
+            self.drove(done)
+            if done.broken is not None:
+                self.fail("sessions", bench, f"session {number}: {done.broken.what}", done, **done.broken.details)
+
+    def drove(self, done: Drive) -> None:
+        self._driven += 1
+        self._turns += done.turns
+        self._calls += done.calls
+        self._ids += done.tokens
+        self._actions.update(done.actions)
+        self._mismatches.update(done.mismatches)
+        self._passed += done.broken is None
+        self._appended += any(turn.parent for turn in done.committed)
+
+    def fail(self, check: str, bench: Bench, what: str, done: Drive | None = None, **details: Any) -> None:
+        """The first failure of a check is reported."""
+        if not any(failure.check == check for failure in self.failures):
+            if done is not None:
+                details["conversation"] = _json({"messages": done.messages})
+            self.failures.append(Failure(check=check, vocabulary=bench.codec.origin.vocabulary, what=what, **details))
 
     def proved(self, bench: Bench) -> None:
-        """Sessions whose schedule answers tool calls, and that saw none, have proved nothing about them."""
+        """Sessions that appended nothing, or whose schedule answers tool calls and that saw none, have proved nothing."""
         schedule = actions(bench.roles, bench.codec.family.boundary)
-        if self._driven and not self._calls and "tool_results" in schedule:
+        if not self._driven or self.lost:
+            return
+        what = ""
+        if not self._appended:
+            what = (
+                f"nothing was appended in {self._driven} sessions, each ended with its first turn: this proves nothing"
+            )
+        elif not self._calls and "tool_results" in schedule:
             what = (
                 f"{self._driven} sessions answer tool calls, and the engine made none: this proves nothing about them"
             )
+        if what:
             self.failures.append(Failure(check="sessions", vocabulary=bench.codec.origin.vocabulary, what=what))
 
     def result(self) -> SessionsResult:

@@ -1,0 +1,50 @@
+"""Servers for the tests: one at a time, started when a test needs it, kept for the next that needs the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from environment import VERSION, environment_dir
+from sglang_server import Server, make_model
+from token_path import NAMES, Name
+
+REASONING_PARSER, TOOL_CALL_PARSER = "deepseek-v3", "deepseekv32"
+Serve = Callable[[Name, str, str], Server]
+
+
+def pytest_report_header() -> str:
+    return f"SGLang {VERSION}: {environment_dir()}"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """`server(vocabulary, reasoning_parser, tool_call_parser)`: a server that is ready. Logs: `sglang-*` in the base of
+    the temporary directories."""
+    home = tmp_path_factory.mktemp("sglang")
+    running: dict[tuple[Name, str, str], Server] = {}
+
+    def serve(vocabulary: Name, reasoning_parser: str, tool_call_parser: str) -> Server:
+        key = (vocabulary, reasoning_parser, tool_call_parser)
+        if key not in running:
+            stop()
+            flags = ("--reasoning-parser", reasoning_parser, "--tool-call-parser", tool_call_parser)
+            model = make_model(vocabulary, home / vocabulary)
+            running[key] = Server(vocabulary, model, flags, home / f"{'-'.join(key)}.log")
+        if not running[key].alive:
+            running[key].start()
+        return running[key]
+
+    def stop() -> None:
+        while running:
+            running.popitem()[1].close()
+
+    yield serve
+    stop()
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def live(request: pytest.FixtureRequest, server: Serve) -> Server:
+    """A server with V3.2's parsers, on each of the vocabularies; pytest puts the tests of one vocabulary together."""
+    return server(request.param, REASONING_PARSER, TOOL_CALL_PARSER)

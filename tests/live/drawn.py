@@ -1,0 +1,38 @@
+"""Generated examples, drawn at once: requests to a server are sent together, not one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+T, U = TypeVar("T"), TypeVar("U")
+AT_ONCE = 16
+
+
+def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
+    """At most `count` examples, the same in every run."""
+    made: list[T] = []
+
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def draw(example: T) -> None:
+        made.append(example)
+
+    draw()
+    return made[:count]
+
+
+def at_once(ask: Callable[[T], U], questions: Sequence[T]) -> list[U]:
+    """The answers, in the order of the questions."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(ask, questions))

@@ -1,0 +1,68 @@
+"""What SGLang renders from messages itself is what we send: the ids of first prompts, on both vocabularies."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from drawn import at_once, drawn
+from hypothesis import strategies as st
+
+import tito_core
+from conversations import Conversation, contents, tool_schemas
+from sglang_server import Server
+from tito_core import Codec
+from tito_core.prompts.thinking import engine_kwargs
+from token_path import Name, added
+
+
+@cache
+def codec(name: Name) -> Codec:
+    return tito_core.load("deepseekv32", vocabulary=name)
+
+
+@st.composite
+def first_prompts(draw: st.DrawFn) -> Conversation:
+    """At most one system message and one user message, in text or text parts; tools or none."""
+    roles = ["system", "user"] if draw(st.booleans()) else ["user"]
+    messages = [{"role": role, "content": draw(contents())} for role in roles]
+    for message in messages:
+        if not isinstance(message["content"], str):
+            message["content"] = [{**part, "type": "text"} for part in message["content"]]
+    return Conversation(messages, draw(st.one_of(st.none(), st.lists(tool_schemas(), min_size=1, max_size=2))))
+
+
+def texts_of(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    return [text for one in value for text in texts_of(one)] if isinstance(value, list) else []
+
+
+def rendered(server: Server, conversation: Conversation, **more: Any) -> list[int]:
+    """The prompt that the server makes of messages; nothing is sampled."""
+    body: dict[str, Any] = {"messages": conversation.messages, "max_tokens": 0, **more}
+    if conversation.tools:
+        body["tools"] = conversation.tools
+    ids: list[int] = server.chat(**body)["prompt_token_ids"]
+    return ids
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_server_renders_what_we_send(live: Server, thinking: bool) -> None:
+    ours, decision = codec(live.vocabulary), codec(live.vocabulary).decide(thinking)
+    examples = drawn(first_prompts(), 60)
+    theirs = at_once(lambda one: rendered(live, one, **engine_kwargs(decision)), examples)
+    free = 0
+    for conversation, ids in zip(examples, theirs, strict=True):
+        messages, tools = conversation
+        assert np.array_equal(ours.prompt(messages, tools=tools, decision=decision, mode="engine").ids, ids), (
+            conversation
+        )
+        if not any(mark in text for text in texts_of([messages, tools]) for mark in added(live.vocabulary).values()):
+            assert np.array_equal(ours.prompt(messages, tools=tools, decision=decision).ids, ids), conversation
+            free += 1
+    assert free > len(examples) / 4

@@ -1,0 +1,163 @@
+"""Whole sessions on a real SGLang: what `tito verify --engine` proves, and what becomes of a server that dies.
+
+Random output: 64 sessions on one vocabulary and 16 on the other. Scripted output, which is longer: 16 on each.
+TITO_LIVE_SESSIONS=64 sets all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import tito_core
+from sglang_server import Server, processor
+from tito_core import Codec, Completion, Request, SGLangEngine, ThinkingDecision
+from tito_core.cli.main import tito
+from tito_core.engines.scripted import ScriptedEngine
+from tito_core.errors import EngineError
+from tito_core.tokens.compare import FAULTS
+from tito_core.verify.live import verify_live
+from tito_core.verify.report import Report
+from token_path import Name
+
+SESSIONS = {"r1": 64, "v4": 16}
+SCRIPTED = 16
+AT_ONCE = 32
+MOST = 16
+"""Ids a random turn: a session takes some nine turns, and the server makes some 45 ids a second."""
+
+
+def sessions(usual: int) -> int:
+    return int(os.environ.get("TITO_LIVE_SESSIONS") or usual)
+
+
+@cache
+def codec(name: Name) -> Codec:
+    return tito_core.load("deepseekv32", vocabulary=name)
+
+
+class Brief(ScriptedEngine):
+    """The scripted engine in fewer words: the server needs its time for every one of them."""
+
+    def reply(self, tools: Sequence[str], decision: ThinkingDecision, calling: bool = True) -> dict[str, Any]:
+        message = super().reply(tools, decision, calling)
+        for key in {"content", "reasoning_content"} & message.keys():
+            message[key] = message[key][:12]
+        if message.get("tool_calls"):
+            message["tool_calls"] = message["tool_calls"][:2]
+        return message
+
+
+class Scripted(SGLangEngine):
+    """The real server, made to sample what the scripted engine says: thoughts, calls, cut turns, garbled calls."""
+
+    def __init__(self, server: Server, **options: Any) -> None:
+        super().__init__(server.url, fields={"custom_logit_processor": processor()}, **options)
+        self.codec = codec(server.vocabulary)
+
+    def complete(self, request: Request, *, max_tokens: int, sampling: Mapping[str, Any] = {}) -> Completion:
+        seed = zlib.crc32(request.ids.tobytes())
+        said = Brief(self.codec, seed, garbled=0.2).complete(request, calling=seed % 2 == 0)
+        ids = np.asarray(said.ids).tolist()
+        most = 1 + seed // 8 % len(ids) if seed % 8 == 0 else len(ids)
+        return super().complete(request, max_tokens=most, sampling={"custom_params": {"script": ids}})
+
+
+def held(report: Report, driven: int) -> None:
+    assert report.failures == ()
+    assert (report.sessions.driven, report.sessions.passed, report.exit_code) == (driven, driven, 0)
+    assert {kind: report.sessions.mismatches[kind] for kind in FAULTS} == dict.fromkeys(FAULTS, 0)
+    assert all(check.ok for check in report.checks)
+    assert report.engine is not None
+    assert len(report.engine.mismatches) == driven
+
+
+def test_random_output_is_kept_as_it_was_sampled(live: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    driven = sessions(SESSIONS[live.vocabulary])
+    said = CliRunner().invoke(
+        tito,
+        [
+            *("verify", "--family", "deepseekv32", "--engine", live.url, "--vocabulary", live.vocabulary),
+            *(
+                "--sessions",
+                str(driven),
+                "--concurrency",
+                str(AT_ONCE),
+                "--max-tokens",
+                str(MOST),
+                "--truncation",
+                "close",
+            ),
+            *("--append-roles", "user", "--assistant-text-threshold", "1", "--json", "report.json"),
+        ],
+    )
+    print(said.output)
+    report = Report.model_validate_json(Path("report.json").read_text())
+    held(report, driven)
+    assert said.exit_code == 0
+    engine = report.engine
+    assert engine is not None
+    assert engine.cut > 0.9 * report.sessions.turns
+    assert engine.assistant_text > 0.2, "random ids are often not canonical"
+    assert sum(row.cached for row in engine.turns[1:]) > 0.5 * sum(row.shared for row in engine.turns[1:])
+    assert engine.weight_versions == ("default",)
+
+
+def test_scripted_output_with_thoughts_calls_cuts_and_garbled_markup(live: Server) -> None:
+    with Scripted(live) as engine:
+        report = verify_live(
+            "deepseekv32",
+            engine,
+            vocabulary=live.vocabulary,
+            sessions=sessions(SCRIPTED),
+            concurrency=AT_ONCE,
+            truncation="close",
+            threshold=1.0,
+        )
+    held(report, sessions(SCRIPTED))
+    assert report.sessions.calls > 0
+    assert report.engine is not None
+    assert {"user", "cut", "tool_results"} <= set(report.sessions.actions)
+
+
+def test_a_server_that_is_killed_in_mid_session_loses_no_turn_and_serves_again(live: Server) -> None:
+    answers = threading.Event()
+
+    class Watched(SGLangEngine):
+        def complete(self, request: Request, *, max_tokens: int, sampling: Mapping[str, Any] = {}) -> Completion:
+            if request.parent is not None:
+                answers.set()
+            return super().complete(request, max_tokens=max_tokens, sampling=sampling)
+
+    def kill() -> None:
+        answers.wait(300)
+        live.kill()
+
+    options: dict[str, Any] = {
+        "vocabulary": live.vocabulary,
+        "append_roles": ["user"],
+        "truncation": "close",
+        "threshold": 1.0,
+    }
+    with Watched(live.url, retries=1, backoff=0.05) as engine:
+        threading.Thread(target=kill).start()
+        report = verify_live("deepseekv32", engine, sessions=8, concurrency=4, max_tokens=32, **options)
+        (failure,) = report.failures
+        assert (failure.check, report.exit_code) == ("engine", 3)
+        assert f"sglang at {live.url} could not be reached, or broke off, 2 time(s) (" in failure.what
+        assert report.sessions.turns > 0
+        assert failure.conversation is not None
+        with pytest.raises(EngineError, match="could not be reached"):
+            verify_live("deepseekv32", engine, sessions=1, max_tokens=8, **options)
+        live.start()
+        held(verify_live("deepseekv32", engine, sessions=2, max_tokens=8, **options), 2)
