@@ -50,7 +50,9 @@ def printed(message: Json, thinking: bool) -> str:
     encoder = dsv32()
     if thinking and not (message["reasoning_content"] or message["tool_calls"]):
         return str(encoder.thinking_end_token + message["content"] + encoder.eos_token)
-    return str(encoder.render_message(1, [{"role": "user", "content": "q"}, message], "thinking" if thinking else "chat"))
+    return str(
+        encoder.render_message(1, [{"role": "user", "content": "q"}, message], "thinking" if thinking else "chat")
+    )
 
 
 @st.composite
@@ -74,4 +76,6 @@ def completions(draw: st.DrawFn, name: Name, *, broken: bool) -> Said:
         end = min(len(text), start + draw(st.sampled_from([0, 1, 2, 8, 30, 1000])))
         text = text[:start] + draw(st.sampled_from(["", text[start:end] * 2, *MARKS])) + text[end:]
     made = said(name, text or "x", thinking, seed=draw(st.sampled_from([None, 1, 2])))
-    return replace(made, ids=made.ids[: draw(st.integers(1, len(made.ids)))]) if broken and draw(st.booleans()) else made
+    return (
+        replace(made, ids=made.ids[: draw(st.integers(1, len(made.ids)))]) if broken and draw(st.booleans()) else made
+    )

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import tito_core
+from tito_core import Codec
+from token_path import Name
+
 T, U = TypeVar("T"), TypeVar("U")
 AT_ONCE = 16
+
+
+@cache
+def codec(name: Name) -> Codec:
+    return tito_core.load("deepseekv32", vocabulary=name)
 
 
 def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
@@ -18,7 +28,11 @@ def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
     made: list[T] = []
 
     @settings(
-        max_examples=count, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
     def draw(example: T) -> None:

@@ -1,6 +1,6 @@
 """The environment of SGLang 0.5.23 on the CPU build of torch, kept outside the tree.
 
-    python tests/live/environment.py        installs it; later runs need no network
+python tests/live/environment.py        installs it; later runs need no network
 """
 
 from __future__ import annotations
@@ -103,7 +103,12 @@ def surroundings() -> dict[str, str]:
 def run(*arguments: str | Path) -> str:
     """What a script of `engine/` prints."""
     done = subprocess.run(
-        [python(), *arguments], env=surroundings(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [python(), *arguments],
+        env=surroundings(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise LiveError(f"{arguments[0]} failed:\n{done.stderr[-2000:]}")
@@ -111,7 +116,9 @@ def run(*arguments: str | Path) -> str:
 
 
 def main() -> int:
-    print(f"SGLang {VERSION} in {environment_dir()} (2.5 GB, some minutes where it is not there) ... ", end="", flush=True)
+    print(
+        f"SGLang {VERSION} in {environment_dir()} (2.5 GB, some minutes where it is not there) ... ", end="", flush=True
+    )
     try:
         print(install(), flush=True)
     except LiveError as cause:

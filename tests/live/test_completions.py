@@ -9,9 +9,8 @@ import pytest
 
 import tito_core
 from completions import BLOCK, INVOKE, TOOLS, UNBLOCK, Said, completions, said
-from drawn import at_once, drawn
+from drawn import at_once, codec, drawn
 from sglang_server import Server, scripted
-from test_first_prompts import codec
 from tito_core import Completion, Parsed
 from tito_core.prompts.thinking import engine_kwargs
 from token_path import THINK, UNTHINK, Name
@@ -66,11 +65,13 @@ def differences(name: Name, one: Said, made: Parsed) -> set[str]:
     ids, text = list(one.ids), codec(name).decode(one.ids)
     closed = UNTHINK[name] in ids
     found = {
-        "broken calls": made.state != "ok" and any(mark in text for mark in ("<｜DSML｜function_calls>", "<｜DSML｜invoke")),
+        "broken calls": made.state != "ok"
+        and any(mark in text for mark in ("<｜DSML｜function_calls>", "<｜DSML｜invoke")),
         "reasoning never closed": one.thinking and not closed and not one.cut,
         "a think mark opens": THINK[name] in ids,
         "spelled think mark": any(
-            text.count(mark) > ids.count(number) for mark, number in (("<think>", THINK[name]), ("</think>", UNTHINK[name]))
+            text.count(mark) > ids.count(number)
+            for mark, number in (("<think>", THINK[name]), ("</think>", UNTHINK[name]))
         ),
         "half a character": "\ufffd" in text,
     }
