@@ -11,7 +11,7 @@ from conversations import Json, texts
 from oracles import dsv32
 from token_path import EOS, Name, engine_ids, resplit
 
-MOST = 200  # ids of a completion
+MOST = 240  # ids of a completion
 TOOLS = ("f", "get_weather", "naïve")
 BLOCK, UNBLOCK, INVOKE = "\n\n<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="f">\n'
 MARKS = (
@@ -60,14 +60,14 @@ def completions(draw: st.DrawFn, name: Name, *, broken: bool) -> Said:
     """What a model says to a user. `broken`: parts are missing, doubled, or where they should not be, or it is cut off."""
     thinking = draw(st.booleans())
     words = st.one_of(st.sampled_from(PLAIN), texts()) if broken else st.sampled_from(PLAIN)
-    arguments = st.dictionaries(st.sampled_from(["path", "b", "ключ"]), st.sampled_from(VALUES), max_size=3)
+    arguments = st.dictionaries(st.sampled_from(["path", "b", "ключ"]), st.sampled_from(VALUES), max_size=2)
     message = {
         "role": "assistant",
         "content": draw(words),
         "reasoning_content": draw(words) if thinking else None,
         "tool_calls": [
             {"function": {"name": called, "arguments": draw(arguments)}}
-            for called in draw(st.lists(st.sampled_from(TOOLS), max_size=3))
+            for called in draw(st.lists(st.sampled_from(TOOLS), max_size=2))
         ],
     }
     text = printed(message, thinking)

@@ -24,11 +24,11 @@ def codec(name: Name) -> Codec:
 
 
 def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
-    """At most `count` examples, the same in every run."""
+    """At most `count` examples, the same in every run: every fourth, since neighbours are alike."""
     made: list[T] = []
 
     @settings(
-        max_examples=count,
+        max_examples=4 * count,
         derandomize=True,
         database=None,
         phases=[Phase.generate],
@@ -39,7 +39,7 @@ def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
         made.append(example)
 
     draw()
-    return made[:count]
+    return made[::4]
 
 
 def at_once(ask: Callable[[T], U], questions: Sequence[T]) -> list[U]:

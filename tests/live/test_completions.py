@@ -80,7 +80,8 @@ def differences(name: Name, one: Said, made: Parsed) -> set[str]:
 
 @pytest.mark.parametrize("broken", [False, True], ids=["whole", "broken"])
 def test_generated_completions(live: Server, broken: bool) -> None:
-    examples = drawn(completions(live.vocabulary, broken=broken), 32)
+    strategy = completions(live.vocabulary, broken=broken)
+    examples = drawn(strategy if broken else strategy.filter(lambda one: not one.cut), 32)
     compared = 0
     for one, found in zip(examples, at_once(lambda one: theirs(live, one), examples), strict=True):
         made = parsed(live.vocabulary, one)
