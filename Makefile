@@ -40,7 +40,7 @@ check: $(ENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p tito_core
 	$(foreach plugin,$(PLUGINS),$(BIN)/mypy --strict $(plugin)/$(notdir $(plugin)) &&) true
-	$(BIN)/mypy --strict tests/oracles.py tests/pythons.py tests/live/environment.py
+	$(BIN)/mypy --strict tests/oracles.py tests/pythons.py tests/live/*.py
 
 format: $(ENV)/.dev
 	$(BIN)/ruff check --fix .

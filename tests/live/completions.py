@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -22,7 +23,20 @@ PLAIN = (
     "", "ok", " lead", "trail ", "\nso\n\n", "你好，世界", "naïve ☕", "👩‍👩‍👧", "e\u0301", "a < b > c", "{\"a\": [1]}", "x\r\ny",
     "    if x:\n        return 1\n", "<result>x</result>", "｜", "None",
 )  # fmt: skip
-VALUES = (*PLAIN, 0, -7, 1.0, 2.5, 1e300, True, None, [], [1, "two", None], {"k": {"z": " é "}}, 10**20)
+VALUES: tuple[Any, ...] = (
+    *PLAIN,
+    0,
+    -7,
+    1.0,
+    2.5,
+    1e300,
+    True,
+    None,
+    [],
+    [1, "two", None],
+    {"k": {"z": " é "}},
+    10**20,
+)
 
 
 @dataclass(frozen=True)

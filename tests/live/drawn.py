@@ -14,7 +14,8 @@ import tito_core
 from tito_core import Codec
 from token_path import Name
 
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 AT_ONCE = 16
 
 

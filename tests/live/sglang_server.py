@@ -82,7 +82,15 @@ class Server:
 
     def start(self) -> None:
         """Answers when the server is ready. Raises LiveError, with the log's end, where it dies or takes too long."""
-        command = [python(), "-m", "sglang.launch_server", "--model-path", self.model, "--port", str(self.port)]
+        command = [
+            str(python()),
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(self.model),
+            "--port",
+            str(self.port),
+        ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *FLAGS, *self.flags],
