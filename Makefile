@@ -13,11 +13,12 @@ BIN := $(ENV)/bin
 MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 PYTEST_ARGS ?=
 
-.PHONY: help verify test check format test-pythons clean
+.PHONY: help verify test test-live check format test-pythons clean
 
 help:
 	@echo 'make verify        environment, core and plugins, then: tito verify --family $(FAMILY)'
 	@echo 'make test          the same with the test tools and the oracles, then the whole suite'
+	@echo 'make test-live     the tests that need SGLang: its environment (2.5 GB, kept), then servers on this machine'
 	@echo 'make test-pythons  the unit tests under the other Pythons that are claimed and that this machine has'
 	@echo 'make format        formats the code'
 	@echo 'make clean         removes what these made'
@@ -28,13 +29,18 @@ verify: $(ENV)/.installed
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests $(wildcard plugins/*/tests) $(PYTEST_ARGS)
 
+test-live: $(ENV)/.dev
+	$(BIN)/python tests/oracles.py
+	$(BIN)/python tests/live/environment.py
+	$(BIN)/python -m pytest tests/live $(PYTEST_ARGS)
+
 check: $(ENV)/.dev
 	$(BIN)/python tests/oracles.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p tito_core
 	$(foreach plugin,$(PLUGINS),$(BIN)/mypy --strict $(plugin)/$(notdir $(plugin)) &&) true
-	$(BIN)/mypy --strict tests/oracles.py tests/pythons.py
+	$(BIN)/mypy --strict tests/oracles.py tests/pythons.py tests/live/*.py
 
 format: $(ENV)/.dev
 	$(BIN)/ruff check --fix .

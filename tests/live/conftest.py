@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from drawn import codec
 from environment import VERSION, environment_dir
-from sglang_server import Server, make_model
+from sglang_server import Server, make_model, processor
 from token_path import NAMES, Name
 
 REASONING_PARSER, TOOL_CALL_PARSER = "deepseek-v3", "deepseekv32"
@@ -31,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
             stop()
             flags = ("--reasoning-parser", reasoning_parser, "--tool-call-parser", tool_call_parser)
             model = make_model(vocabulary, home / vocabulary)
+            codec(vocabulary), processor()  # once, before many threads ask for them at the same time
             running[key] = Server(vocabulary, model, flags, home / f"{'-'.join(key)}.log")
         if not running[key].alive:
             running[key].start()

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-T, U = TypeVar("T"), TypeVar("U")
+import tito_core
+from tito_core import Codec
+from token_path import Name
+
+T = TypeVar("T")
+U = TypeVar("U")
 AT_ONCE = 16
 
 
+@cache
+def codec(name: Name) -> Codec:
+    return tito_core.load("deepseekv32", vocabulary=name)
+
+
 def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
-    """At most `count` examples, the same in every run."""
+    """At most `count` examples, the same in every run: every fourth, since neighbours are alike."""
     made: list[T] = []
 
     @settings(
-        max_examples=count,
+        max_examples=4 * count,
         derandomize=True,
         database=None,
         phases=[Phase.generate],
@@ -29,7 +40,7 @@ def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
         made.append(example)
 
     draw()
-    return made[:count]
+    return made[::4]
 
 
 def at_once(ask: Callable[[T], U], questions: Sequence[T]) -> list[U]:

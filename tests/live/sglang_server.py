@@ -70,7 +70,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.port = self.port or _free_port()
-        self.client = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=600, trust_env=False)
 
     @property
     def url(self) -> str:
@@ -82,7 +82,15 @@ class Server:
 
     def start(self) -> None:
         """Answers when the server is ready. Raises LiveError, with the log's end, where it dies or takes too long."""
-        command = [python(), "-m", "sglang.launch_server", "--model-path", self.model, "--port", str(self.port)]
+        command = [
+            str(python()),
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(self.model),
+            "--port",
+            str(self.port),
+        ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *FLAGS, *self.flags],
@@ -140,13 +148,13 @@ class Server:
         sampling = {"max_new_tokens": 8, **sampling}
         if script is not None:
             body["custom_logit_processor"] = processor()
-            sampling["custom_params"] = {"script": script}
+            sampling |= {"custom_params": {"script": script}, "temperature": 0}
         return self.post("/generate", {**body, "sampling_params": sampling})
 
 
 def scripted(ids: list[int]) -> dict[str, Any]:
     """What a chat request carries so that these ids are sampled."""
-    return {"custom_logit_processor": processor(), "custom_params": {"script": ids}}
+    return {"custom_logit_processor": processor(), "custom_params": {"script": ids}, "temperature": 0}
 
 
 def _free_port() -> int:

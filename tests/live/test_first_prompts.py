@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from drawn import at_once, drawn
 from hypothesis import strategies as st
 
-import tito_core
 from conversations import Conversation, contents, tool_schemas
+from drawn import at_once, codec, drawn
 from sglang_server import Server
-from tito_core import Codec
 from tito_core.prompts.thinking import engine_kwargs
-from token_path import Name, added
-
-
-@cache
-def codec(name: Name) -> Codec:
-    return tito_core.load("deepseekv32", vocabulary=name)
+from token_path import THINK, UNTHINK, added
 
 
 @st.composite
@@ -66,3 +58,20 @@ def test_the_server_renders_what_we_send(live: Server, thinking: bool) -> None:
             assert np.array_equal(ours.prompt(messages, tools=tools, decision=decision).ids, ids), conversation
             free += 1
     assert free > len(examples) / 4
+
+
+ASKED = Conversation([{"role": "user", "content": "hi"}], None)
+
+
+def test_why_the_mode_is_always_sent(live: Server) -> None:
+    """What an engine does without being told is its version's choice: SGLang 0.5.23 thinks less than the family does."""
+    ours, unthink, think = codec(live.vocabulary), UNTHINK[live.vocabulary], THINK[live.vocabulary]
+    assert rendered(live, ASKED)[-1] == unthink
+    assert ours.prompt(ASKED.messages).ids[-1] == think
+    assert rendered(live, ASKED, chat_template_kwargs={"enable_thinking": True})[-1] == unthink
+    assert rendered(live, ASKED, reasoning_effort="high")[-1] == think
+    for thinking, last in ((True, think), (False, unthink)):
+        sent = engine_kwargs(ours.decide(thinking))
+        assert sent == {"chat_template_kwargs": {"thinking": thinking}}
+        assert rendered(live, ASKED, **sent)[-1] == rendered(live, ASKED, reasoning_effort="high", **sent)[-1] == last
+    assert engine_kwargs(ours.decide()) == engine_kwargs(ours.decide(True))
