@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fake_families
 import pytest
 
 import tito_core
@@ -32,6 +33,12 @@ def tito_family():
     return fake_families.family({name!r})
 {more}
 """
+
+
+def package(name: str, more: str = "", **changes: Any) -> str:
+    """The same for the `__init__` of a package, so that it has its vocabulary, of a family that renders too."""
+    given = "".join(f", {field}={value!r}" for field, value in {"template": "fake_families:Bare", **changes}.items())
+    return source(name, more).replace(f"family({name!r})", f"family({name!r}{given})")
 
 
 def override(body: str) -> str:
@@ -78,6 +85,8 @@ class Fakes:
             path = site / f"{name.replace('.', '/')}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+            if path.name == "__init__.py":
+                (path.parent / "tiny.json").write_bytes(fake_families.TINY)
         self._monkeypatch.syspath_prepend(site)
         importlib.invalidate_caches()
         return site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,27 @@ RULES = AppendRoles(
 )
 
 
+TINY = b"{}"
+"""The file tiny.json of every fake package."""
+
+
 class Unrenderable:
     """The template of every fake family: a test that renders with it fails."""
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
         raise AssertionError("rendered")
+
+
+class Bare:
+    """A template that prints what was written, and nothing else."""
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
+        from tito_core import Parts
+
+        parts = Parts()
+        for index, message in enumerate(messages):
+            parts.content(message.content, index, message.role)
+        return parts.rendered()
 
 
 def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
@@ -50,7 +67,7 @@ def declaration(name: str = "fake", **changes: Any) -> dict[str, Any]:
         "boundary": Boundary(stop=("<end>",)),
         "segments": Segments(delimiters=("<end>", "<user>", "<assistant>"), headers=("<assistant>",), ends=("<end>",)),
         "control_tokens": tuple(ControlToken(text=text) for text in ("<end>", "<user>", "<assistant>")),
-        "vocabularies": (Vocabulary(name="tiny", file="tiny.json.gz", sha256="0" * 64),),
+        "vocabularies": (Vocabulary(name="tiny", file="tiny.json", sha256=hashlib.sha256(TINY).hexdigest()),),
         **changes,
     }
 

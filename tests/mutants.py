@@ -276,4 +276,127 @@ MUTANTS = (
         "return len(decoder.getstate()[0])",
         "return 0",
     ),
+    Mutant(
+        "system text stripped",
+        "content",
+        "tito_deepseek.v32_encoding:V32Encoding.render",
+        """elif role == "system":
+                parts.content(message.content,""",
+        """elif role == "system":
+                parts.content(message.content.strip(),""",
+    ),
+    Mutant(
+        "user text stripped",
+        "content",
+        "tito_deepseek.v32_encoding:V32Encoding.render",
+        """parts.template(USER, index, role)
+                parts.content(message.content,""",
+        """parts.template(USER, index, role)
+                parts.content(message.content.rstrip(),""",
+    ),
+    Mutant(
+        "result stripped",
+        "content",
+        "tito_deepseek.v32_encoding:V32Encoding.render",
+        """index, role)
+                parts.content(message.content, index, role)
+                if results""",
+        """index, role)
+                parts.content(message.content.strip(), index, role)
+                if results""",
+    ),
+    Mutant(
+        "thought stripped",
+        "content",
+        "tito_deepseek.v32_encoding:V32Encoding.render",
+        "parts.content(message.reasoning,",
+        "parts.content(message.reasoning.strip(),",
+    ),
+    Mutant(
+        "answer stripped",
+        "content",
+        "tito_deepseek.v32_encoding:V32Encoding.render",
+        """parts.content(message.content, index, role)
+                _print_calls""",
+        """parts.content(message.content.rstrip(), index, role)
+                _print_calls""",
+    ),
+    Mutant(
+        "argument stripped",
+        "content",
+        "tito_deepseek.v32_encoding:_print_calls",
+        "parts.content(value if is_string",
+        "parts.content(value.strip() if is_string",
+    ),
+    Mutant(
+        "call name trusted",
+        "control",
+        "tito_deepseek.v32_encoding:_print_calls",
+        "parts.content(call.name,",
+        "parts.template(call.name,",
+    ),
+    Mutant(
+        "argument name trusted",
+        "control",
+        "tito_deepseek.v32_encoding:_print_calls",
+        "parts.content(key,",
+        "parts.template(key,",
+    ),
+    Mutant(
+        "logprobs reversed",
+        "sessions",
+        "tito_core.sessions.session:Session.samples",
+        "turn.completion.logprobs[: end - start]",
+        "turn.completion.logprobs[: end - start][::-1]",
+    ),
+    Mutant(
+        "a span is lost",
+        "sessions",
+        "tito_core.sessions.session:Session.samples",
+        "spans += turn.spans",
+        "spans += turn.spans[:-1]",
+    ),
+    Mutant(
+        "spans go on after a cut",
+        "sessions",
+        "tito_core.sessions.session:Session.samples",
+        "span._replace(end=min(span.end, cut)) for",
+        "span for",
+    ),
+    Mutant(
+        "a way back writes over the turn",
+        "sessions",
+        "tito_core.sessions.line:Line.extended",
+        "if kept != self._length:",
+        "if kept > self._length:",
+    ),
+    Mutant(
+        "stale request stored",
+        "sessions",
+        "tito_core.sessions.session:Session.commit",
+        "if (self._turns[-1] if self._turns else None) is not request.tip:",
+        "if request.tip and not self._turns:",
+    ),
+    Mutant(
+        "1.0 taken for 1",
+        "sessions",
+        "tito_core.sessions.matching:same_json",
+        "if type(left) is not type(right):",
+        "if type(left) is not type(right) and {type(left), type(right)} != {int, float}:",
+    ),
+    Mutant(
+        "delimiters only counted",
+        "compare",
+        "tito_core.tokens.compare:Comparator.compare",
+        "if not np.array_equal(expected[marks], actual[other]):",
+        "if len(marks) != len(other):",
+    ),
+    Mutant(
+        "inserted delimiter passes",
+        "compare",
+        "tito_core.tokens.compare:Comparator.compare",
+        "if not np.array_equal(expected[marks], actual[other]):",
+        """other = other[: len(marks)]
+        if not len(marks) == len(other) == sum(np.isin(expected[marks], actual[other])):""",
+    ),
 )

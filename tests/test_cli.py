@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tito_core
+from fake_distributions import fakes_below, override, source
 from tito_core.cli.main import tito
 from tito_core.cli.text import clip, plain, quoted
 from tito_core.errors import CheckpointError
@@ -137,6 +138,7 @@ HELD = Report(
         VocabularyUsed(name="x", title="Other 3", sha256="cd" * 32, stands_in_for="Toy 2"),
     ),
     template=TemplateUsed(reference="toy_plugin:Toy", sha256="ef" * 32),
+    overrides=(),
     seed=7,
     seconds=12.34,
     warnings=(),
@@ -358,6 +360,26 @@ toy (tito-toy 1.2, toy_plugin)
     )
 
 
+def test_show_with_overrides(tmp_path: Path) -> None:
+    with fakes_below(tmp_path) as fakes, pytest.MonkeyPatch.context() as monkeypatch:
+        narrow = "@hookimpl\ndef tito_append_roles(family): return family.append_roles.narrowed({'tool'})\n"
+        slow = "@hookimpl\ndef tito_speculative_recipe(): return Recipe(speculative=None, tensor_parallel=4)\n"
+        silent = "@hookimpl\ndef tito_forward_thinking(): return None\n"
+        declared = source("odd").replace("family('odd')", "family('odd', recipes={'p': Recipe(speculative=None)})")
+        fakes.add("fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": declared})
+        fakes.add("house", overrides={"a": "fake_a"}, modules={"fake_a": override(narrow + slow + silent)})
+        monkeypatch.setattr(registry, "default_registry", fakes.registry())
+        said, told = tito_says("show", "odd").output, json.loads(tito_says("show", "odd", "--json").output)
+    assert "  overrides     house 1.0 (fake_a): tito_append_roles\n" in said
+    assert "                house 1.0 (fake_a): tito_speculative_recipe\n" in said
+    assert "  recipes       p: no speculation; tensor_parallel=4\n" in said
+    assert "tito_forward_thinking" not in said
+    assert told["overrides"] == ["house 1.0 (fake_a): tito_append_roles", "house 1.0 (fake_a): tito_speculative_recipe"]
+    assert told["recipes"]["p"]["tensor_parallel"] == 4
+    assert told["family"]["recipes"]["p"]["tensor_parallel"] == 1
+    assert told["append_roles"]["roles"] == ["tool"]
+
+
 def test_a_verification_that_held(verified: Callable[[Report], list[dict[str, Any]]]) -> None:
     asked = verified(HELD)
     said = tito_says("verify", "--family", "toy", "--seed", "7")
@@ -439,6 +461,39 @@ whoever publishes tito-toy 1.2 needs this output and the saved files.
     assert [path.name for path in Path().iterdir()] == ["tito-fail-seam.json"]
     assert saved["conversation"] == {"messages": [{"role": "user", "content": "\ud800"}]}
     assert (saved["family"], saved["version"], saved["seed"], saved["check"]) == ("toy", "1.2", 7, "seam")
+
+
+def test_a_verification_with_overrides(verified: Callable[[Report], list[dict[str, Any]]]) -> None:
+    overrides = ("house 1.0 (house): tito_append_roles", "house 1.0 (house): tito_resolve_template")
+    verified(HELD.model_copy(update={"overrides": overrides}))
+    assert tito_says("verify", "--family", "toy").stdout.splitlines()[:6] == [
+        "tito verify  toy (tito-toy 1.2)   revision first   seed 7",
+        "  template    toy_plugin:Toy  sha256 efefefef",
+        "  vocabulary  own, Toy        sha256 abababab",
+        "  vocabulary  x, Other 3      sha256 cdcdcdcd  stands in for Toy 2",
+        "  override    house 1.0 (house): tito_append_roles",
+        "  override    house 1.0 (house): tito_resolve_template",
+    ]
+    verified(BROKEN.model_copy(update={"overrides": overrides}))
+    said = tito_says("verify", "--family", "toy").stdout
+    assert said.endswith("whoever publishes tito-toy 1.2 or house 1.0 (house) needs this output and the saved files.\n")
+    assert json.loads(Path("tito-fail-seam.json").read_text())["overrides"] == list(overrides)
+
+
+def test_a_check_that_looked_at_nothing_is_no_promise_that_held(
+    verified: Callable[[Report], list[dict[str, Any]]],
+) -> None:
+    empty = CHECKS[0].model_copy(update={"conversations": 0})
+    sessions = HELD.sessions.model_copy(update={"driven": 0, "passed": 0, "tokens": 0})
+    verified(HELD.model_copy(update={"checks": (empty, CHECKS[1]), "sessions": sessions, "vocabulary": ()}))
+    lines = tito_says("verify", "--family", "toy").stdout.splitlines()
+    assert "  gate        what is declared renders                           0       -  none" in lines
+    assert "  sessions    0 of 0 held, 1,479 turns, 731 calls                0       -  none" in lines
+    assert lines[-1] == "1 of 2 promises held in 12.3 s, 1 had nothing to look at."
+    broken = empty.model_copy(update={"ok": False})
+    verified(BROKEN.model_copy(update={"checks": (broken,)}))
+    lines = tito_says("verify", "--family", "toy").stdout.splitlines()
+    assert "  gate        what is declared renders                   0        -  FAIL" in lines
 
 
 def test_a_directory_that_refuses_hides_no_failure(
@@ -535,6 +590,14 @@ def test_json_that_can_not_be_written(
             "may narrow them, never widen them",
         ),
         (
+            ("--family", "toy", "--revision", "zz"),
+            "Invalid value for '--revision': no revision is named 'zz'; known: first, second",
+        ),
+        (
+            ("--family", "toy", "--vocabulary", "zz"),
+            "Invalid value for '--vocabulary': no vocabulary is named 'zz'; known: own",
+        ),
+        (
             ("--family", "toy", "--model", "d", "--vocabulary", "own"),
             "--model brings its own vocabulary: leave --vocabulary out.",
         ),
@@ -582,6 +645,42 @@ def test_a_checkpoint_that_is_none(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", [["families"], ["--help"], ["--version"], ["show", "deepseekv32"]])
+def test_an_output_that_is_full_is_one_line(arguments: list[str]) -> None:
+    code = f"import os, sys; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); from tito_core.cli.main import main; main({arguments})"
+    done = python(code)
+    told = "error: standard output can't be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_a_plugin_that_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    toy(tmp_path)
+    (tmp_path / "toy_plugin.py").write_text("print('loud')\n" + TOY)
+    done = python("from tito_core.cli.main import main; main(['show', 'toy', '--json'])", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "loud\n")
+    assert json.loads(done.stdout)["name"] == "toy"
+    code = "from tito_core.cli.main import main; main(['verify', '--family', 'toy', '--json', '-'])"
+    done = python(code, tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("loud\nerror: the vocabulary own (toy_plugin/own.json.gz) can't be read: ")
+
+
+def test_a_real_verification_names_overrides_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with fakes_below(tmp_path) as fakes:
+        body = override(
+            "@hookimpl\ndef tito_append_roles(family): return family.append_roles.narrowed({'tool', 'user'})"
+        )
+        site = fakes.add("house", overrides={"a": "fake_house"}, modules={"fake_house": body})
+        (here := tmp_path / "here").mkdir()
+        arguments = ["verify", "--family", "deepseekv32", "--vocabulary", "r1", "--conversations", "1"]
+        arguments += ["--sessions", "0", "--json", "-"]
+        code = f"import os; os.chdir({str(here)!r}); from tito_core.cli.main import main; main({arguments})"
+        done = python(code, site)
+    assert json.loads(done.stdout)["overrides"] == ["house 1.0 (fake_house): tito_append_roles"]
+    assert "\n  override    house 1.0 (fake_house): tito_append_roles\n" in done.stderr
+    assert list(here.iterdir()) == []
+
+
 def test_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "verify", raising(RuntimeError("a\nb")))
     said = tito_says("verify", "--family", "toy")
@@ -595,6 +694,14 @@ This is a fault of tito, not a verdict on the family. TITO_DEBUG=1 shows where i
     assert said.exit_code == 70
     assert said.stderr.startswith("Traceback (most recent call last):\n")
     assert said.stderr.endswith(expected)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), SystemExit(), GeneratorExit("0")])
+def test_a_plugin_ends_no_command(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "verify", raising(error))
+    said = tito_says("verify", "--family", "toy")
+    told = f"error: a plugin ended the command: {type(error).__name__}: {error}\n"
+    assert (said.exit_code, said.stdout, said.stderr) == (3, "", told)
 
 
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,13 @@ def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     path = directory(tmp_path / "m", V32)
-    assert refused(path).startswith(f"{path} has no tokenizer.json, and transformers can't make one from what is there")
+    said = refused(path)
+    assert said.startswith(f"{path} has no tokenizer.json, and transformers can't make one from what is there: ")
+    assert said.endswith("; save the tokenizer with tokenizer.save_pretrained, which writes it")
+    assert "\n" not in said
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("HOME", str(tmp_path))
+        assert refused(Path("~/m")) == said
 
 
 def test_names_that_are_not_known_are_refused() -> None:
@@ -208,6 +214,8 @@ def test_narrowed_roles_and_sessions() -> None:
     codec = tito_core.load("deepseekv32")
     assert codec.narrowed(None) == codec.append_roles
     assert codec.narrowed(["tool", "user"]).roles == {"tool", "user"}
+    with pytest.raises(FamilyError, match=r"^append_roles is the text 'tool'; pass a set of names$"):
+        codec.session(append_roles="tool")
     with pytest.raises(FamilyError) as caught:
         codec.session(append_roles={"system"})
     assert str(caught.value) == (

@@ -16,6 +16,7 @@ from conversations import Json
 from tito_core import Codec, Comparator, Encoder, Mismatch
 from tito_core.families.family import Segments
 from tito_core.tokens.compare import FAULTS, KINDS
+from tito_core.tokens.encoder import Mode
 from token_path import (
     ASSISTANT,
     BOS,
@@ -279,6 +280,110 @@ def test_a_clients_own_assistant_message_is_prompt_text(name: Name, thinking: bo
     assert (found.kind, found.message_index) == (SOFT, 1)
 
 
+def ranged(
+    name: Name, messages: list[Json], changed: list[Json], *sampled: int, thinking: bool = True
+) -> list[tuple[str, int | None]]:
+    """Kinds and messages of what differs, where the messages of these indices were sampled."""
+    made = codec(name)
+    encoded = made.encode(made.render(messages, decision=made.decide(thinking)))
+    other = made.encode(made.render(changed, decision=made.decide(thinking)))
+    ranges = []
+    for index in sampled:
+        whole = [span for span in other.spans if (span.index, span.role) == (index, "assistant")]
+        ranges.append((whole[0].start, whole[-1].end))
+    return [(one.kind, one.message_index) for one in made.compare(encoded.ids, other.ids, encoded.spans, ranges)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("thinking", [True, False])
+def test_only_what_was_sampled_is_soft(name: Name, thinking: bool) -> None:
+    """A few-shot message, an injected one and a system text behind a header were sampled by nobody."""
+    system: Json = {"role": "system", "content": "s"}
+    messages = [user("q"), said("shot"), user("x"), system, user("y"), said("a"), said("put"), user("z"), said("b")]
+    for place, changed in enumerate(messages):
+        other = [*messages[:place], {**changed, "content": "other"}, *messages[place + 1 :]]
+        kind = SOFT if place in (5, 8) else TEXT
+        assert ranged(name, messages, other, 5, 8, thinking=thinking) == [(kind, place)]
+    assert ranged(name, messages, messages, 5, 8, thinking=thinking) == []
+    assert ranged(name, messages, [user("?"), *messages[1:5], said("?"), *messages[6:]], 5, 8, thinking=thinking) == [
+        (TEXT, 0),
+        (SOFT, 5),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_ranges_spans_tell_a_systems_text_from_an_assistants(name: Name) -> None:
+    made = codec(name)
+    messages = [user("q"), {"role": "system", "content": "s"}, user("x")]
+    encoded = made.encode(made.render(messages))
+    other = literal_ids(name, [messages[0], {"role": "system", "content": "t"}, messages[2]], thinking=True)
+    assert [(one.kind, one.message_index) for one in made.compare(encoded.ids, other, encoded.spans)] == [(TEXT, 1)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["literal", "engine"])
+@pytest.mark.parametrize("evil", ["<｜User｜>", "<｜Assistant｜></think>", "<｜begin▁of▁sentence｜>" * 2])
+def test_a_delimiter_that_the_model_sampled_hides_nothing(name: Name, mode: Mode, evil: str) -> None:
+    """Its ids are soft, wherever it stands, and a fault behind it is found."""
+    made = codec(name)
+    for messages in (
+        [user("q"), said("a"), user("x"), said("b"), user("y")],
+        [user("q"), said(evil), user("x"), said("b"), user("y")],
+        [user("q"), said("a"), user(evil), said(reasoning=evil), user("y")],
+    ):
+        encoded = made.encode(made.render(messages), mode)
+        for place in (1, 3):
+            starts = [span for span in encoded.spans if (span.index, span.role) == (place, "assistant")]
+            begins, ends = starts[0].start, starts[-1].end
+            bad = [*encoded.ids[:begins].tolist(), *made.encoder.tokenizer.encode(evil, add_special_tokens=False).ids]
+            actual = array([*bad, *encoded.ids[ends - 1 :].tolist()])
+            ranges = [(begins, len(bad) + 1)]
+            soft = made.compare(encoded.ids, actual, encoded.spans, ranges)
+            assert [(one.kind, one.message_index) for one in soft] == [(SOFT, place)]
+            actual[-3] += 1
+            both = made.compare(encoded.ids, actual, encoded.spans, ranges)
+            assert [(one.kind, one.message_index) for one in both] == [(SOFT, place), (TEXT, 4)]
+
+
+def test_what_was_inserted_behind_a_cut_turn() -> None:
+    """No render of its message prints its closers; a delimiter that a cut turn ends with is sampled all the same."""
+    compare = cut().compare
+    head = [TOY_USER, HE, BOT]
+    expected = array([*head, HELLO, TOY_THINK, END])
+    assert compare(expected, expected, (), [(3, 4)]) == []
+    assert kinds(compare(expected, array([*head, HE, LLO, TOY_THINK, END]), (), [(3, 5)])) == [SOFT]
+    assert kinds(compare(array([*head, HELLO, END]), array([*head, HELLO, MIDDLE, END]), (), [(3, 4)])) == [SOFT]
+    assert kinds(compare(expected, array([*head, HELLO, TOY_USER, TOY_THINK, END]), (), [(3, 5)])) == [SOFT]
+    assert kinds(compare(expected, array([*head, HELLO, END, TOY_THINK, END]), (), [(3, 4)])) == [SPECIAL]
+    assert kinds(compare(array([*head, HELLO, END]), array([*head, END]), (), [(3, 4)])) == [SOFT]
+    assert kinds(compare(array([*head, HELLO, END]), array([*head, END]), (), [])) == [TEXT]
+
+
+def test_a_header_that_became_one_token_with_what_was_sampled_is_soft() -> None:
+    comparator = Comparator(Segments(delimiters=CONTROLS[:4], headers=("<|bot|>he",)), toy(), CONTROLS[:1])
+    head = [TOY_USER, HE, END, BOT]
+    expected, actual = array([*head, HELLO, END]), array([*head, HE, LLO, END])
+    assert kinds(comparator.compare(expected, actual, (), [(5, 7)])) == [SOFT]
+    assert kinds(comparator.compare(expected, array([*head, 104, 102, LLO, END]), (), [(6, 8)]))[0] == TEXT
+
+
+@pytest.mark.parametrize("tail", [[], [33, END]])
+def test_the_templates_opener_before_what_was_sampled(tail: list[int]) -> None:
+    head = [TOY_USER, HE, BOT]
+    expected = array([*head, TOY_THINK, *tail])
+    for begins, wrong in (([MIDDLE], 4), ([], 3), ([TOY_THINK, TOY_THINK], 5)):
+        actual = array([*head, *begins, *tail])
+        assert kinds(cut().compare(expected, actual, (), [(wrong, len(actual))] if tail else [])) == [TEXT]
+    sampled = [TOY_THINK, HE, LLO, END]
+    assert kinds(cut().compare(array([*head, TOY_THINK, HELLO, END]), array([*head, *sampled]), (), [(3, 7)])) == [SOFT]
+
+
+@cache
+def cut() -> Comparator:
+    segments = Segments(delimiters=CONTROLS[:4], headers=("<|bot|>",), openers=("<think>", "<|middle|>"))
+    return Comparator(segments, toy(), CONTROLS[:1])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_spans_name_the_message(name: Name) -> None:
     made = codec(name)
@@ -352,7 +457,7 @@ def test_costs_what_the_length_costs() -> None:
         assert kinds(made.compare(expected, actual, spans)) == [SOFT] * turns
         return time.perf_counter() - began
 
-    assert seconds(5000) < 20 * max(min(seconds(500) for _ in range(3)), 1e-3)
+    assert min(seconds(5000) for _ in range(2)) < 20 * max(min(seconds(500) for _ in range(3)), 1e-3)
 
 
 def test_ids_are_left_alone() -> None:

@@ -14,6 +14,8 @@ from fake_distributions import Fakes, fakes_below
 from oracles import tokenizer_json
 from tito_core.verify.run import verify
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 

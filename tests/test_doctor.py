@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fake_distributions import Fakes, fakes_below, source
+from fake_distributions import Fakes, fakes_below, package
 from tito_core import Family
 from tito_core.cli.main import tito
 from tito_core.families import registry
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def fakes(tmp_path: Path) -> Iterator[Fakes]:
 @pytest.fixture
 def broken(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """One plugin that is whole, one that can't be imported, one that exits."""
-    fakes.add("fake-whole", families={"whole": "fake_whole"}, modules={"fake_whole": source("whole")})
+    fakes.add("fake-whole", families={"whole": "fake_whole"}, modules={"fake_whole.__init__": package("whole")})
     fakes.add("fake-lost", families={"lost": "fake_lost"}, modules={"fake_lost": "import no_such_module"})
     fakes.add("fake-exit", families={"exit": "fake_exit"}, modules={"fake_exit": "raise SystemExit(3)"})
     monkeypatch.setattr(registry, "default_registry", fakes.registry())
@@ -105,7 +107,7 @@ def test_json() -> None:
 
 
 def test_families_as_json(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes.add("fake-whole", families={"whole": "fake_whole"}, modules={"fake_whole": source("whole")})
+    fakes.add("fake-whole", families={"whole": "fake_whole"}, modules={"fake_whole.__init__": package("whole")})
     found = fakes.registry().list_families()
     monkeypatch.setattr(registry, "list_families", lambda: found)
     assert json.loads(run("families", "--json").output) == {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -69,6 +69,76 @@ def test_a_declaration_is_equal_after_json() -> None:
 
 def test_a_declaration_is_equal_after_pickle() -> None:
     assert pickle.loads(pickle.dumps(FULL)) == FULL
+
+
+def dicts(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dict and list of a declaration, with its place."""
+    if isinstance(value, Declaration):
+        for name in type(value).model_fields:
+            yield from dicts(getattr(value, name), f"{place}.{name}")
+    elif isinstance(value, (dict, list, tuple)):
+        if not isinstance(value, tuple):
+            yield place, value
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from dicts(one, place)
+
+
+EDITS: dict[type, tuple[Callable[[Any], object], ...]] = {
+    dict: (
+        lambda made: made.__setitem__("user", 1),
+        lambda made: made.__delitem__("a"),
+        lambda made: made.__ior__({}),
+        lambda made: made.clear(),
+        lambda made: made.pop("a", 0),
+        lambda made: made.popitem(),
+        lambda made: made.setdefault("a", 1),
+        lambda made: made.update(a=1),
+    ),
+    list: (
+        lambda made: made.__setitem__(0, 1),
+        lambda made: made.__delitem__(0),
+        lambda made: made.__iadd__([]),
+        lambda made: made.__imul__(2),
+        lambda made: made.append(1),
+        lambda made: made.extend([]),
+        lambda made: made.insert(0, 1),
+        lambda made: made.pop(),
+        lambda made: made.remove(1),
+        lambda made: made.clear(),
+        lambda made: made.sort(),
+        lambda made: made.reverse(),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FULL,
+        lambda: family(),
+        lambda: FULL.model_copy(deep=True),
+        lambda: FULL.model_copy(update={"peers": {"a": "b"}}),
+        lambda: pickle.loads(pickle.dumps(FULL)),
+        lambda: Family.model_validate_json(FULL.model_dump_json()),
+        lambda: Case(name="c", messages=({"role": "user", "content": [{"type": "text", "text": "0"}]},)),
+        lambda: Layer(name="request", kwargs={"a": {"b": [1]}}),
+        lambda: ThinkingDecision(enabled=True, render_kwargs={"a": [1]}, forward_kwargs={"a": [1]}),
+        lambda: Deployment(overrides={"a": {"b": [1]}}),
+        lambda: Layer(name="request"),
+    ],
+)
+def test_nothing_in_a_declaration_can_be_changed(make: Callable[[], Declaration]) -> None:
+    found = list(dicts(made := make()))
+    assert found
+    before = made.model_dump_json()
+    for place, value in found:
+        for edit in EDITS[dict if isinstance(value, dict) else list]:
+            with pytest.raises(TypeError) as caught:
+                edit(value)
+            assert str(caught.value) == (
+                "declared data is read-only; change a copy of it, as dict(...) and list(...) make"
+            ), place
+    assert made.model_dump_json() == before
 
 
 def test_a_declaration_can_be_sent_to_a_spawned_worker_and_back() -> None:
@@ -229,7 +299,7 @@ def test_a_default_mode_is_a_boolean(value: Any) -> None:
 WRONG_PARTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Boundary(stop=()), "stop is empty: name the control token that ends a turn"),
     (lambda: Boundary(stop=("a",), shared=("b",)), "shared names ['b'], which are not stop tokens"),
-    (lambda: Segments(delimiters=("a",), headers=("b",)), "headers names ['b'], which are not delimiters"),
+    (lambda: Segments(delimiters=("a",), headers=("b",)), "headers names ['b'], which do not begin with a delimiter"),
     (lambda: Segments(delimiters=("a",), headers=(), ends=("b",)), "ends names ['b'], which are not delimiters"),
     (
         lambda: Segments(delimiters=("a",), headers=(), openers=("a",)),

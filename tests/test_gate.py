@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fake_distributions import fakes_below, source
 from tito_core import AppendRoles, Codec, Encoder, Message, ThinkingDecision, ToolCall
-from tito_core.errors import GateError
+from tito_core.errors import GateError, TemplateError
 from tito_core.prompts.gate import check_append, check_prompt
 from tito_core.tokens.codec import Origin
 
@@ -178,9 +178,9 @@ SENT = {role: {"role": role, "content": ""} for role in EVERY} | {"tool": RESULT
 
 
 def test_the_fake_renderer_fails_what_comes_to_it(codec: Codec) -> None:
-    with pytest.raises(AssertionError, match=r"^rendered$"):
+    with pytest.raises(TemplateError, match=r"AssertionError: rendered$"):
         codec.append(Stored(codec.decide()), [RESULT])
-    with pytest.raises(AssertionError, match=r"^rendered$"):
+    with pytest.raises(TemplateError, match=r"AssertionError: rendered$"):
         codec.prompt([SENT["user"]])
 
 
@@ -215,7 +215,7 @@ def test_a_narrowed_append_is_refused_and_its_first_prompt_is_not(codec: Codec) 
     assert str(caught.value) == (
         "message 4 (user) can't be appended to a fake session after a tool message: what may stand there is tool"
     )
-    with pytest.raises(AssertionError, match=r"^rendered$"):
+    with pytest.raises(TemplateError, match=r"AssertionError: rendered$"):
         codec.session(append_roles={"tool"}).prepare([SENT["user"]])
 
 

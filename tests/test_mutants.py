@@ -12,6 +12,8 @@ from tito_core.families.registry import Registry
 from tito_core.verify import run
 from tito_core.verify.report import Report
 
+pytestmark = pytest.mark.slow
+
 RUN = {"vocabulary": "r1", "conversations": 40, "sessions": 4, "seed": 1}
 
 

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_families
 import pytest
 
 import tito_core
 from fake_distributions import Fakes, fakes_below, override, source
 from tito_core import __version__
-from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyError
+from tito_core.errors import FamilyError, GateError, PluginError, TemplateError, TitoError, UnknownFamilyError
 from tito_core.families import hooks
-from tito_core.families.family import Deployment, Layer
+from tito_core.families.family import Deployment, Layer, Template
 from tito_core.families.registry import LoadedFamily, Registry
+from tito_core.prompts.template import Renderer, renderer
 
 
 @pytest.fixture
@@ -563,12 +565,87 @@ def test_an_override_may_not_undo_what_the_family_itself_narrowed(fakes: Fakes) 
     )
 
 
-def test_an_override_that_edits_what_it_is_asked_changes_nothing(fakes: Fakes) -> None:
-    body = override(
-        "@hookimpl\ndef tito_forward_thinking(layers):\n"
-        "    layers[0].kwargs.clear()\n    layers[0].kwargs['thinking'] = True"
-    )
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "layers[0].kwargs.clear()",
+        "family.append_roles.follows['user'] = frozenset({'tool', 'user'})",
+        "family.fixed_kwargs['x'] = 1",
+    ],
+)
+def test_an_override_that_edits_what_it_is_asked_is_named_and_changes_nothing(edit: str, fakes: Fakes) -> None:
+    body = override(f"@hookimpl\ndef tito_forward_thinking(family, layers):\n    {edit}")
     fakes.add("fake-edit", overrides={"any": "fake_any"}, modules={"fake_any": body})
-    layer = Layer(name="request", kwargs={"thinking": False})
-    assert fakes.registry().family("whole").thinking((layer,)).enabled is False
+    layer, loaded = Layer(name="request", kwargs={"thinking": False}), fakes.registry().family("whole")
+    with pytest.raises(PluginError) as caught:
+        loaded.thinking((layer,))
+    assert str(caught.value) == (
+        "fake-edit 1.0 (fake_any) failed in tito_forward_thinking for the family whole: TypeError: declared data is "
+        "read-only; change a copy of it, as dict(...) and list(...) make"
+    )
     assert layer.kwargs == {"thinking": False}
+    assert loaded.declaration == fake_families.family("whole")
+
+
+# Renderers.
+
+RENDERERS = {
+    "a KeyError": ("raise KeyError('x')", "KeyError: 'x'"),
+    "a SystemExit": ("raise SystemExit(0)", "SystemExit: 0"),
+    "an error that can't be printed": (
+        "class E(Exception):\n            def __str__(self): raise TypeError\n        raise E",
+        "E: (its text can't be printed)",
+    ),
+    "nothing": ("return None", "TypeError: render returned a value of type NoneType; it must be a Rendered"),
+    "a tuple": ("return ('', ())", "TypeError: render returned a value of type tuple; it must be a Rendered"),
+}
+
+
+def rendering(body: str, fakes: Fakes) -> Renderer:
+    text = f"class Broken:\n    def render(self, messages, *, tools, kwargs):\n        {body}\n"
+    fakes.add("fake-render", modules={"fake_render": text})
+    return renderer(Template(kind="encoder", reference="fake_render:Broken", sha256=""))
+
+
+@pytest.mark.parametrize("kind", RENDERERS)
+def test_a_renderer_that_fails_is_named(kind: str, fakes: Fakes) -> None:
+    body, said = RENDERERS[kind]
+    made = rendering(body, fakes)
+    with pytest.raises(TemplateError) as caught:
+        made.render((), tools=(), kwargs={})
+    assert str(caught.value) == f"the template fake_render:Broken failed to render: {said}"
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "tito_core.errors.GateError('mine', index=1)"])
+def test_what_a_renderer_may_raise_goes_through(error: str, fakes: Fakes) -> None:
+    made = rendering(f"import tito_core.errors; raise {error}", fakes)
+    with pytest.raises((KeyboardInterrupt, GateError)) as caught:
+        made.render((), tools=(), kwargs={})
+    assert str(caught.value) in ("", "mine")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "def __init__(self, config): ...",
+            "TypeError: Broken.__init__() missing 1 required positional argument: 'config'",
+        ),
+        ("def __init__(self): raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_renderer_that_cannot_be_made(body: str, said: str, fakes: Fakes) -> None:
+    text = f"class Broken:\n    {body}\n    def render(self): ...\n"
+    fakes.add("fake-render", modules={"fake_render": text})
+    with pytest.raises(TemplateError) as caught:
+        renderer(Template(kind="encoder", reference="fake_render:Broken", sha256=""))
+    assert str(caught.value) == f"the template fake_render:Broken can't be made without arguments: {said}"
+
+
+def test_a_vocabulary_of_a_single_module(fakes: Fakes) -> None:
+    with pytest.raises(FamilyError) as caught:
+        fakes.registry().load("whole")
+    assert str(caught.value) == (
+        "the vocabulary tiny (fake_whole/tiny.json) can't be read: fake_whole is a single module; a plugin that ships a "
+        "vocabulary must be a package, a directory fake_whole with the module and the file inside"
+    )

@@ -17,6 +17,8 @@ from tito_core.cli import main
 from tito_core.verify.checks import CHECKS
 from tito_core.verify.report import Report
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")

@@ -5,7 +5,9 @@ Ids on the right-hand side come from `tokenizers` on the published print, or fro
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
 import threading
 from functools import cache
 from typing import Any
@@ -24,7 +26,7 @@ from tito_core.errors import (
     TitoError,
     TruncatedTurnError,
 )
-from token_path import EOS, engine_ids
+from token_path import EOS, USER, engine_ids
 from v32_upstream import upstream_text
 
 Json = dict[str, Any]
@@ -210,8 +212,8 @@ def test_the_fast_path_sees_a_message_that_the_client_changed_in_place() -> None
     with pytest.raises(SessionError) as error:
         session.prepare(messages)
     assert str(error.value) == (
-        "message 0 (user) is not what this session stores there (user): a request continues the last turn, or the one "
-        "before it, and the last one ends with message 3; open another session for another conversation"
+        "message 0 (user) is not what this session stores there: the content 'q' is stored, 'changed' was sent; a request "
+        "continues the last turn, or takes it back; open another session for another conversation"
     )
 
 
@@ -245,8 +247,14 @@ def test_one_turn_can_be_rolled_back_not_two() -> None:
     with pytest.raises(SessionError) as error:
         session.prepare([*messages[:2], user("too far")])
     assert str(error.value) == (
-        "message 2 (user) is not what this session stores there (user): a request continues the last turn, or the one "
-        "before it, and the last one ends with message 5; open another session for another conversation"
+        "message 2 (user) is not what this session stores there: the content 'after a' is stored, 'too far' was sent; a "
+        "request continues the last turn, or takes it back; open another session for another conversation"
+    )
+    with pytest.raises(SessionError) as error:
+        session.prepare(messages[:1])
+    assert str(error.value) == (
+        "the request ends after message 0, and this session's last turn with message 5: it takes back more than one turn; a "
+        "request continues the last turn, or takes it back; open another session for another conversation"
     )
     with pytest.raises(SessionError, match="message 0 "):
         session.prepare([user("another conversation")])
@@ -263,10 +271,8 @@ def test_after_a_rollback_nothing_of_the_old_line_is_taken_for_seen() -> None:
     session.prepare(old)
     new = [*messages, user("new")]
     step(session, new, assistant("b"))
-    taken_back = session.prepare(old)
-    assert taken_back.parent is session.turns[0]
-    assert "old" in codec().decode(taken_back.ids)
-    assert "new" not in codec().decode(taken_back.ids)
+    with pytest.raises(SessionError, match="the content 'new' is stored, 'old' was sent"):
+        session.prepare(old)
     assert session.prepare([*new, user("next")]).parent is session.turns[-1]
 
 
@@ -452,8 +458,23 @@ def test_an_id_outside_the_vocabulary_is_not_stored() -> None:
         ({"ids": [True]}, "completion c has ids of type bool; they must be numbers"),
         (
             {"logprobs": [float("nan")]},
-            "completion c has the logprob nan at 0; an id that was sampled has a finite one",
+            "completion c has the logprob nan at 0; an id that was sampled has a finite one, not above 0",
         ),
+        (
+            {"logprobs": [-1e39]},
+            "completion c has the logprob -1e+39 at 0; an id that was sampled has a finite one, not above 0",
+        ),
+        (
+            {"logprobs": [5.0]},
+            "completion c has the logprob 5.0 at 0; an id that was sampled has a finite one, not above 0",
+        ),
+        ({"logprobs": [1j]}, "completion c has logprobs of type complex128; they must be numbers"),
+        ({"ids": [[1], [2, 3]]}, "completion c has ids of unequal rows; it must be one row of numbers"),
+        (
+            {"stop": 1},
+            "completion c has the stop 1; it is the stop string that was matched, and None where a token ended the turn",
+        ),
+        ({"message": "a"}, "completion c has a message of type str; pass message.model_dump() or a dict"),
         ({"logprobs": [None]}, "completion c has logprobs of type object; they must be numbers"),
         (
             {"finish_reason": "eos"},
@@ -527,3 +548,196 @@ def test_a_turn_stores_its_own_new_ids_only() -> None:
     lines = {id(turn.line) for turn in session.turns}
     assert len(lines) == 1
     assert session.turns[-1].line._array.nbytes <= 8 * session.turns[-1].end + 8192
+
+
+@pytest.mark.parametrize(
+    ("field", "changed", "text"),
+    [
+        ("content", "a3", "the content 'a3 ' is stored, 'a3' was sent"),
+        ("reasoning_content", "R", "the reasoning 'r' is stored, 'R' was sent"),
+        (
+            "tool_calls",
+            [call("c3", '{"x": 1.0}')],
+            "tool call 0 'c3 f({\"x\": 1})' is stored, 'c3 f({\"x\": 1.0})' was sent",
+        ),
+        ("tool_calls", [], "the number of tool calls 1 is stored, 0 was sent"),
+    ],
+)
+def test_the_last_turn_edited_is_no_way_back_over_it(field: str, changed: Any, text: str) -> None:
+    """Otherwise the sampled turn would be thrown away, and its edited copy be prompt text that nothing trains on."""
+    session = codec().session()
+    messages = [user("q")]
+    for number in range(4):
+        step(session, messages, assistant(f"a{number} ", tool_calls=[call(f"c{number}", '{"x": 1}')]))
+        messages.append(result(f"c{number}", "R"))
+    session.prepare(messages)
+    before = state(session)
+    messages[-2] = {**messages[-2], field: changed}
+    if changed == []:
+        messages[-1] = user("u")
+    with pytest.raises(SessionError) as error:
+        session.prepare(messages)
+    assert str(error.value) == (
+        f"message 7 (assistant) is not what this session stores there: {text}; a request continues the last turn, or takes it "
+        "back; open another session for another conversation"
+    )
+    messages[-2]["content"] = "a3 "
+    messages[-3] = result("c2", "edited")
+    with pytest.raises(SessionError, match="the content 'R' is stored, 'edited' was sent"):
+        session.prepare(messages)
+    assert state(session) == before
+
+
+def test_ids_that_somebody_holds_stand_whatever_comes_after() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    for number in range(3):
+        step(session, messages, assistant(f"a{number}"))
+        messages.append(user("u"))
+    held = session.turns[-1].ids
+    kept = held.tolist()
+    step(session, [*messages[:4], user("another way")], assistant("longer than what stood there before, by far"))
+    assert held.tolist() == kept
+    assert session.turns[-1].ids.tolist() != kept
+
+
+def test_a_sample_is_cut_at_its_end() -> None:
+    session = codec().session()
+    messages = [user("a rather long question, so that the mask of its ids is not the mask of the answer's")]
+    step(session, messages, assistant("a"))
+    (whole,) = session.samples()
+    for cut in (1, 5, len(whole.tokens) - 2, len(whole.tokens), 10**9):
+        (sample,) = session.samples(max_tokens=cut)
+        assert sample.loss_mask.tolist() == whole.loss_mask[:cut].tolist()
+        assert sample.logprobs.tolist() == whole.logprobs[:cut].tolist()
+        covered = [place for span in sample.spans for place in range(span.start, span.end)]
+        assert covered == np.flatnonzero(sample.loss_mask == 0).tolist()
+    for wrong in (0, -1, 1.5, "5", True):
+        with pytest.raises(SessionError) as error:
+            session.samples(max_tokens=wrong)  # type: ignore[arg-type]
+        assert str(error.value) == (
+            f"max_tokens is {wrong!r}; it must be a number of ids, 1 or more, or None for no limit"
+        )
+
+
+def test_calls_of_a_cut_completion_are_not_taken() -> None:
+    session = codec().session(truncation="close")
+    request = session.prepare([user("q")], tools=[TOOL])
+    reply = assistant("", tool_calls=[call("a", '{"x": "y"}')])
+    done = said(reply)
+    with pytest.raises(CompletionError) as error:
+        session.commit(request, Completion(done.ids[:-6], done.logprobs[:-6], "length", message=reply, id="c"))
+    assert str(error.value) == (
+        "completion c was cut by length, and its message has tool calls that are not known to be whole; leave them out of the "
+        "message: a partial call is never run"
+    )
+    whole = Completion(done.ids[:-1], done.logprobs[:-1], "length", message=reply)
+    assert session.commit(request, whole).message.tool_calls[0].name == "f"
+
+
+def test_a_stop_string_that_is_not_there() -> None:
+    session = codec().session()
+    request = session.prepare([user("q")])
+    done = said(assistant("a"))
+    with pytest.raises(CompletionError) as error:
+        session.commit(request, Completion(done.ids, done.logprobs, "stop", stop="zzz", message=assistant("a"), id="c"))
+    assert str(error.value) == (
+        "completion c is said to end with the stop string 'zzz', which its text (it ends 'r</think>a<｜end▁of▁sentence｜>'[-20:]) "
+        "does not hold; pass stop=None where a token ended it"
+    ).replace("'r</think>a<｜end▁of▁sentence｜>'[-20:]", repr("r</think>a<｜end▁of▁sentence｜>"[-20:]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ({"truncation": "Refuse"}, "truncation is 'Refuse'; choose 'refuse' or 'close'"),
+        ({"encoding": "litteral"}, "encoding is 'litteral'; choose 'literal' or 'reject' or 'engine'"),
+    ],
+)
+def test_a_mistyped_rule_is_refused_when_the_session_is_opened(rule: Json, text: str) -> None:
+    with pytest.raises(TitoError) as error:
+        codec().session(**rule)
+    assert str(error.value) == text
+
+
+def test_commit_takes_a_request_and_a_completion() -> None:
+    session = codec().session()
+    request = session.prepare([user("q")])
+    with pytest.raises(SessionError) as error:
+        session.commit(said(assistant("a")), request)  # type: ignore[arg-type]
+    assert str(error.value) == (
+        "commit takes the Request that prepare gave and a Completion, not a Completion and a Request"
+    )
+
+
+def test_what_a_client_keeps_beside_a_message_is_no_matter() -> None:
+    session = codec().session()
+    odd = {"role": "user", "content": "q", "lock": threading.Lock(), "array": np.arange(3)}
+    messages: list[Json] = [odd]
+    for number in range(3):
+        step(session, messages, {**assistant(f"a{number}"), "array": np.arange(3)})
+        messages.append(user("u"))
+    assert session.prepare(collections.deque(messages)).parent is session.turns[-1]
+    assert session.prepare(tuple(messages)).ids.tolist() == session.prepare(messages).ids.tolist()
+
+
+def test_two_tools_of_one_name() -> None:
+    session = codec().session()
+    tools = [{"function": {"name": "f", "description": text}} for text in ("one", "two")]
+    messages = [user("q")]
+    step(session, messages, assistant("a"), tools=tools)
+    messages.append(user("u"))
+    session.prepare(messages, tools=tools)
+    changed = [{"function": {"name": "f", "description": "other"}}, tools[1]]
+    with pytest.raises(SessionError, match=r"^the tool 'f' changed from .*one.* to .*other"):
+        session.prepare(messages, tools=changed)
+
+
+def test_an_engine_that_saw_another_prompt_is_refused() -> None:
+    session = codec().session()
+    request = session.prepare([user("q")])
+    done = said(assistant("a"))
+    for seen, text in (
+        (
+            [*request.ids[:2], 7, *request.ids[3:]],
+            f"at 2 was sent id {request.ids[2]}, the engine saw id 7 (5 and 5 in all)",
+        ),
+        (request.ids[:-1], f"at 4 was sent id {request.ids[4]}, the engine saw nothing (5 and 4 in all)"),
+        ([*request.ids, 9], "at 5 was sent nothing, the engine saw id 9 (5 and 6 in all)"),
+    ):
+        with pytest.raises(CompletionError) as error:
+            session.commit(request, dataclasses.replace(done, prompt_ids=seen, id="c"))
+        assert str(error.value) == (
+            f"completion c was sampled after other prompt ids than were sent: {text}; the engine must take ids, not their text"
+        )
+        assert session.turns == ()
+    session.commit(request, dataclasses.replace(done, prompt_ids=request.ids.tolist()))
+
+
+def test_a_sample_says_how_its_session_ended() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    (whole,) = session.samples()
+    assert whole.status == "complete"
+    assert session.samples(max_tokens=3)[0].status == "truncated"
+    with pytest.raises(SessionError) as caught:
+        session.prepare([user("another"), *messages[1:], user("u")])
+    (failed,) = session.samples(error=caught.value)
+    assert failed.status == "SessionError"
+    assert failed.tokens.tolist() == whole.tokens.tolist()
+    request = session.prepare([*messages, user("u")])
+    session.commit(request, Completion([5, 6], [-1.0, -1.0], "length", message=assistant("", "x")))
+    assert session.samples()[0].status == "truncated"
+
+
+def test_a_delimiter_that_the_model_sampled_is_its_own_text() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    ids = [*engine_ids("r1", "r</think>hi "), USER, *engine_ids("r1", " yo"), EOS]
+    session.commit(
+        session.prepare(messages), Completion(ids, [-1.0] * len(ids), "stop", message=assistant("hi <｜User｜> yo"))
+    )
+    step(session, [*messages, assistant("hi <｜User｜> yo"), user("u")], assistant("b"))
+    assert session.sampled()[0] == (session.turns[0].end - len(ids), session.turns[0].end)
+    assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}

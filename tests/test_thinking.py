@@ -178,6 +178,13 @@ def test_the_client_s_kwargs_are_never_changed(loaded: LoadedFamily) -> None:
     assert request == {"thinking": ON}
 
 
+def test_kwargs_without_an_end_are_refused(loaded: LoadedFamily) -> None:
+    endless: dict[str, Any] = {}
+    endless["thinking"] = endless
+    with pytest.raises(ThinkingError, match=r"^request chat_template_kwargs is nested too deeply$"):
+        resolve(loaded, request=endless)
+
+
 def test_the_argument_of_a_session_is_the_same_setting(loaded: LoadedFamily) -> None:
     assert session_kwargs(loaded, None, None) == {}
     assert session_kwargs(loaded, False, {"keep": True}) == {"keep": True, "thinking": False}

@@ -14,7 +14,7 @@ from hypothesis import find, given, seed, settings
 
 import tito_core
 from mutants import MUTANTS, in_effect
-from tito_core import AppendRoles, Codec
+from tito_core import AppendRoles, Codec, Encoder
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import CheckpointError, FamilyError, UnknownFamilyError
 from tito_core.families.registry import Registry
@@ -25,6 +25,7 @@ from tito_core.verify.cases import Conversation, conversations, simpler
 from tito_core.verify.checks import CHECKS
 from tito_core.verify.driver import actions, drive
 from tito_core.verify.report import Report
+from token_path import toy_tokenizer
 
 MUTANT = {mutant.name: mutant for mutant in MUTANTS}
 EVERY = {"tool", "user", "system", "assistant"}
@@ -320,3 +321,13 @@ def test_sessions_that_saw_no_call_prove_nothing_about_results(monkeypatch: pyte
     ]
     assert report.exit_code == 1
     assert verify(conversations=0, sessions=3, vocabulary="r1", append_roles=["user"]).exit_code == 0
+
+
+def test_a_vocabulary_without_merges_can_only_be_canonical() -> None:
+    """Nothing is demanded of the scripted engine that its vocabulary does not allow."""
+    whole = codec()
+    tiny = Encoder.from_json(toy_tokenizer((), tuple(token.text for token in whole.family.control_tokens)))
+    made = Codec(whole.loaded, tiny, whole.template, whole.revision, whole.origin)
+    check = next(check for check in CHECKS if check.name == "engine")
+    assert check.once is not None
+    assert check.once(Bench(made, made.append_roles, 0)) == 16

@@ -62,7 +62,7 @@ class Commands(click.Group):
             click.echo(f"error: {plain(str(error))}", err=True)
             code = NOT_LOADED
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            if _unwritten(error):
                 raise
             _debug()
             click.echo(
@@ -71,7 +71,19 @@ class Commands(click.Group):
                 err=True,
             )
             code = INTERNAL
+        except BaseException as error:
+            # A plugin's SystemExit, or a test runner's outcome: never the end of a command.
+            _debug()
+            click.echo(f"error: a plugin ended the command: {type(error).__name__}: {plain(str(error))}", err=True)
+            code = NOT_LOADED
         raise click.exceptions.Exit(code)
+
+
+def _unwritten(error: Exception) -> bool:
+    """Whether standard output could not be written."""
+    return (
+        isinstance(error, OSError) and error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC, errno.EIO)
+    )
 
 
 def _debug() -> None:
@@ -98,5 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
-    tito.main(arguments, prog_name="tito")
+    try:
+        tito.main(arguments, prog_name="tito")
+    except OSError as error:
+        if not _unwritten(error):
+            raise
+        click.echo(f"error: standard output can't be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would say it once more
+        sys.exit(USAGE)
     raise AssertionError("click exits")

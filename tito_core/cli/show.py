@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +14,7 @@ from tito_core.cli.text import plain, quoted
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tito_core.families.family import AppendRoles, Family, Recipe, Thinking, Vocabulary
+    from tito_core.families.family import AppendRoles, Family, Recipe, Template, Thinking, Vocabulary
     from tito_core.families.registry import LoadedFamily
 
 __all__ = ["command"]
@@ -23,35 +26,44 @@ __all__ = ["command"]
 def command(family: str, as_json: bool) -> None:
     """Show what FAMILY declares: models, template, append roles, vocabularies."""
     from tito_core.cli.output import console, emit, emit_json, grid
+    from tito_core.families.family import Deployment
     from tito_core.families.registry import default_registry
 
-    loaded = default_registry.family(family)
-    declared, info = loaded.declaration, loaded.info
+    with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no part of the answer
+        loaded = default_registry.family(family)
+        declared, info = loaded.declaration, loaded.info
+        loaded.thinking(())
+        template = loaded.template()
+        recipes = {profile: loaded.recipe(Deployment(profile=profile)) for profile in declared.recipes}
+        roles = [
+            (f"of revision {one.name}", loaded.append_roles(one)) for one in declared.revisions if one.append_roles
+        ]
+        roles.insert(0, ("append roles", loaded.append_roles()))
     if as_json:
         emit_json(
             **info._asdict(),
-            template=loaded.template().model_dump(mode="json"),
-            append_roles=loaded.append_roles().model_dump(mode="json"),
+            template=template.model_dump(mode="json"),
+            append_roles=roles[0][1].model_dump(mode="json"),
+            recipes={profile: recipe.model_dump(mode="json") for profile, recipe in recipes.items()},
+            overrides=loaded.overrides,
             family=declared.model_dump(mode="json"),
         )
         return
     out = console()
     emit(out, f"{declared.name} ({plain(f'{info.distribution} {info.version}, {info.module}')})")
-    emit(out, grid((f"  {label}", plain(value)) for label, value in _facts(loaded)))
-    emit(out, "", _roles("append roles", loaded.append_roles()))
-    for revision in declared.revisions:
-        if revision.append_roles is not None:
-            emit(out, "", _roles(f"of revision {revision.name}", revision.append_roles))
+    emit(out, grid((f"  {label}", plain(value)) for label, value in _facts(loaded, template, recipes)))
+    for title, rules in roles:
+        emit(out, "", _roles(title, rules))
 
 
-def _facts(loaded: LoadedFamily) -> list[tuple[str, str]]:
+def _facts(loaded: LoadedFamily, template: Template, recipes: Mapping[str, Recipe]) -> list[tuple[str, str]]:
     """Label and value; a label is said once, for the first of its values."""
     family = loaded.declaration
-    template = loaded.template()
     facts: list[tuple[str, list[str]]] = [
         ("models", [", ".join(family.models)]),
         ("model types", [", ".join(family.model_types)]),
         ("template", [template.reference, f"sha256 {template.sha256}"]),
+        ("overrides", list(loaded.overrides)),
         ("kwargs", [", ".join(family.kwargs)] if family.kwargs else []),
         ("fixed kwargs", [_pairs(family.fixed_kwargs)] if family.fixed_kwargs else []),
         ("thinking", _thinking(family.thinking)),
@@ -65,7 +77,7 @@ def _facts(loaded: LoadedFamily) -> list[tuple[str, str]]:
                 for engine, one in family.parsers.items()
             ],
         ),
-        ("recipes", [f"{name}: {_recipe(one)}" for name, one in family.recipes.items()]),
+        ("recipes", [f"{name}: {_recipe(one)}" for name, one in recipes.items()]),
         ("recipe rules", [f"{one.name}: {one.check}" for one in family.recipe_rules]),
         ("peers", [f"{peer} {f'calls it {name}' if name else 'lacks it'}" for peer, name in family.peers.items()]),
         ("known issues", [f"{one.name}: {one.summary} {one.advice}" for one in family.known_issues]),

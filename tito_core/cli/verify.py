@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 
 from tito_core.cli.main import NOT_LOADED, USAGE
 from tito_core.cli.text import clip, plain, quoted
+from tito_core.errors import TitoError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,11 +150,12 @@ def command(
 
     if model is not None and vocabulary is not None:
         raise click.UsageError("--model brings its own vocabulary: leave --vocabulary out.")
-    if append_roles is not None:
-        _narrows(family, revision, append_roles)
     _together(engine)
-    served = vocabulary if engine is None or model is not None else _served(family, vocabulary)
-    with _progress() as progress:
+    # What a plugin prints is no part of the answer.
+    with contextlib.redirect_stdout(sys.stderr), _progress() as progress:
+        if (revision, vocabulary, append_roles) != (None, None, None):
+            _known(family, revision, vocabulary, append_roles)
+        served = vocabulary if engine is None or model is not None else _served(family, vocabulary)
         common: dict[str, Any] = {
             "model": model,
             "revision": revision,
@@ -201,16 +204,18 @@ def print_report(report: Report, out: Console) -> None:
         stands = f"stands in for {one.stands_in_for}" if one.stands_in_for else ""
         heading.append((_label("vocabulary"), plain(of), f"sha256 {one.sha256[:8]}", plain(stands)))
     emit(out, grid(heading))
+    if report.overrides:
+        emit(out, grid((_label("override"), plain(one)) for one in report.overrides))
     if report.warnings:
         emit(out, grid((Text(_label("warning"), "yellow"), plain(warning)) for warning in report.warnings))
-    held, broken = Text("ok", "green"), Text("FAIL", "bold red")
+    held, broken, empty = Text("ok", "green"), Text("FAIL", "bold red"), Text("none", "yellow")
     rows: list[tuple[str | Text, ...]] = [
         (
             _label(plain(one.name)),
             plain(one.promise),
             f"{one.conversations:,}",
             f"{one.tokens:,}" if one.tokens else "-",
-            held if one.ok else broken,
+            broken if not one.ok else held if one.conversations else empty,
         )
         for one in report.checks
     ]
@@ -221,7 +226,7 @@ def print_report(report: Report, out: Console) -> None:
             f"{sessions.passed} of {sessions.driven} held, {sessions.turns:,} turns, {sessions.calls:,} calls",
             f"{sessions.driven:,}",
             f"{sessions.tokens:,}" if sessions.tokens else "-",
-            held if sessions.passed == sessions.driven else broken,
+            broken if sessions.passed < sessions.driven else held if sessions.driven else empty,
         )
     )
     emit(out, "", grid(rows, headings=(_label("check"), "promise", "cases", "tokens", "result"), right=(2, 3)))
@@ -270,13 +275,17 @@ def _verdict(report: Report) -> str:
         lacking = sorted({one.stands_in_for for one in report.vocabulary if one.stands_in_for})
         models = plain(" and ".join(lacking))
         where = f", on stand-ins for the vocabulary of {models}: --model DIR proves it on a checkpoint's own"
-        return f"All {len(report.checks)} promises{sessions} held in {seconds}{where if lacking else ''}."
+        total, empty = len(report.checks), sum(not check.conversations for check in report.checks)
+        promises = f"{total - empty} of {total}" if empty else f"All {total}"
+        nothing = f", {empty} had nothing to look at" if empty else ""
+        return f"{promises} promises{sessions} held in {seconds}{nothing}{where if lacking else ''}."
     if report.exit_code == NOT_LOADED:
         return f"The engine was lost after {seconds}: start it again, and the same command. This says nothing of the family."
     names = ", ".join(dict.fromkeys(failure.check for failure in report.failures)) or "a promise"
+    told = "".join(f" or {one}" for one in dict.fromkeys(one.partition(": ")[0] for one in report.overrides))
     return (
         f"Broken: {names} (in {seconds}). Don't train on this yet: the same command with --seed {report.seed} shows it "
-        f"again, and whoever publishes {report.distribution} {report.version} needs this output and the saved files."
+        f"again, and whoever publishes {report.distribution} {report.version}{told} needs this output and the saved files."
     )
 
 
@@ -349,6 +358,7 @@ def _saved(report: Report, failure: Failure, taken: set[str]) -> str:
         "version": report.version,
         "revision": report.revision,
         "template": report.template.model_dump(),
+        "overrides": report.overrides,
         "seed": report.seed,
         **failure.model_dump(),
     }
@@ -359,17 +369,22 @@ def _saved(report: Report, failure: Failure, taken: set[str]) -> str:
     return str(path)
 
 
-def _narrows(family: str, revision: str | None, roles: Sequence[str]) -> None:
-    """Refuses append roles that this family can't be narrowed to, as wrong usage."""
+def _known(family: str, revision: str | None, vocabulary: str | None, roles: Sequence[str] | None) -> None:
+    """Refuses names that this family does not have, and append roles that it can't be narrowed to, as wrong usage."""
     from tito_core.families.registry import default_registry
 
-    loaded = default_registry.family(family)
-    rendering = next((one for one in loaded.declaration.revisions if one.name == revision), None)
-    declared = rendering.append_roles if rendering is not None else None
+    loaded, option = default_registry.family(family), "revision"
     try:
-        (declared or loaded.append_roles()).narrowed(frozenset(roles))
-    except ValueError as cause:
-        raise click.BadParameter(str(cause), param_hint="'--append-roles'") from None
+        rendering = loaded.declaration.revision(revision)
+        option = "vocabulary"
+        loaded.declaration.vocabulary(vocabulary)
+        option = "append-roles"
+        if roles is not None:
+            loaded.append_roles(rendering).narrowed(frozenset(roles))
+    except (KeyError, ValueError) as cause:
+        if isinstance(cause, TitoError):
+            raise
+        raise click.BadParameter(cause.args[0], param_hint=f"'--{option}'") from None
 
 
 def _together(engine: str | None) -> None:

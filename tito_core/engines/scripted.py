@@ -71,9 +71,10 @@ class ScriptedEngine:
             stop="" if self._stopped and self._random.random() < self._stopped else None,
             without=self._random.randint(1, 12) if garbled else 0,
         )
-        if reads and (garbled or made.finish_reason == "length" or self._random.random() < self._silent):
+        cut = made.finish_reason == "length"
+        if reads and (garbled or cut or self._random.random() < self._silent):
             return replace(made, message=None)
-        return made
+        return replace(made, message={**message, "tool_calls": []}) if cut else made
 
     def reply(self, tools: Sequence[str], decision: ThinkingDecision, calling: bool = True) -> dict[str, Any]:
         """An assistant message of the engine's own choice, in the chat-completions format."""

@@ -12,6 +12,8 @@ from tito_core.families.family import (
     Checkpoint,
     Deployment,
     Family,
+    FrozenDict,
+    FrozenList,
     Layer,
     Recipe,
     Template,
@@ -121,4 +123,5 @@ def _word(enabled: bool) -> str:
 
 
 def _same(left: Any, right: Any) -> bool:
-    return type(left) is type(right) and bool(left == right)
+    frozen = isinstance(right, (FrozenDict, FrozenList))
+    return (frozen or type(left) is type(right)) and bool(left == right)

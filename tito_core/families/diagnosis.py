@@ -18,15 +18,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
+from tito_core.errors import FamilyError
 from tito_core.families import hooks
+from tito_core.families.family import load_reference
 from tito_core.families.installed import info_of, requires_core
-from tito_core.families.registry import Registry
+from tito_core.families.registry import LoadedFamily, Registry
 
 __all__ = ["Diagnosis", "Status", "diagnose"]
 
 Status = Literal["FAIL", "WARN", "ok"]
 WORST_FIRST: Final = ("FAIL", "WARN", "ok")
-SLOW: Final = 1.0
+SLOW: Final = 2.0
 """Seconds that loading a plugin may take."""
 PATIENCE: Final = 120.0
 """Seconds after which a plugin that is still loading has failed."""
@@ -134,6 +136,7 @@ def _examine(points: list[importlib.metadata.EntryPoint], point: importlib.metad
         heavy = [name for name in HEAVY if name in sys.modules]
         if point.group == hooks.FAMILIES:
             loaded.probe()
+            _use(loaded)
     except Exception as error:
         told = "".join(traceback.format_exception(error.__cause__ or error))
         return {"status": "FAIL", "seconds": time.monotonic() - began, "text": str(error), "traceback": told}
@@ -145,6 +148,23 @@ def _examine(points: list[importlib.metadata.EntryPoint], point: importlib.metad
     if not requires_core(point):
         warnings.append(f"{info.distribution} does not say which tito-core it is for; add it to its dependencies")
     return {"status": "WARN" if warnings else "ok", "seconds": seconds, "text": "; ".join(warnings)}
+
+
+def _use(loaded: LoadedFamily) -> None:
+    """What the first session needs and no question asks for. Raises FamilyError or TemplateError."""
+    from tito_core.prompts.messages import normalise
+    from tito_core.prompts.template import renderer
+    from tito_core.tokens.encoder import load_vocabulary
+
+    family = loaded.declaration
+    for reference in (family.response_parser, *(rule.check for rule in family.recipe_rules)):
+        if reference is not None and not callable(found := load_reference(reference)):
+            raise FamilyError(f"{reference} is a value of type {type(found).__name__}; it must be a function")
+    for vocabulary in family.vocabularies:
+        load_vocabulary(loaded.info.module.partition(".")[0], vocabulary)
+    made, kwargs = renderer(loaded.template()), loaded.thinking(()).render_kwargs
+    for revision in family.revisions:
+        made.render(normalise([{"role": "user", "content": "0"}]), tools=(), kwargs={**revision.kwargs, **kwargs})
 
 
 def _unreadable() -> Iterator[Diagnosis]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, NoReturn, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -80,7 +80,7 @@ def _reference(value: str) -> str:
 
 @contextmanager
 def blaming(
-    what: str, kind: type[FamilyError], *, passing: tuple[type[TitoError], ...] = (), **where: Any
+    what: str, kind: type[TitoError], *, passing: tuple[type[TitoError], ...] = (), **where: Any
 ) -> Iterator[None]:
     """Raises `kind`, which says `what` and the cause, for whatever foreign code raises inside: SystemExit and a test
     runner's outcomes too, which are no Exceptions. A user's KeyboardInterrupt and the errors of `passing` go through.
@@ -114,6 +114,39 @@ def load_reference(reference: str) -> Any:
         return getattr(importlib.import_module(module), name)
 
 
+def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+    raise TypeError("declared data is read-only; change a copy of it, as dict(...) and list(...) make")
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that can't be changed: equal to a plain one, and the same through JSON, pickle and copy."""
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
+class FrozenList(list[Any]):
+    """A list that can't be changed, as FrozenDict is."""
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenList, (list(self),)
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, dict):
+        return FrozenDict({key: _freeze(one) for key, one in value.items()})
+    return FrozenList(map(_freeze, value)) if isinstance(value, list) else value
+
+
+FROZEN: Final = AfterValidator(_freeze)
+"""On every field that holds a dict: neither it nor what it holds can be changed."""
+
+
 def _json(value: dict[str, Any]) -> dict[str, Any]:
     try:
         same = json.loads(json.dumps(value, allow_nan=False, ensure_ascii=False).encode()) == value
@@ -124,7 +157,7 @@ def _json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_json), FROZEN]
 """Free-form data of a declaration: the same after a trip through JSON."""
 
 Reference = Annotated[str, AfterValidator(_reference)]
@@ -134,7 +167,7 @@ Roles = Annotated[frozenset[Role], PlainSerializer(sorted, return_type=list[str]
 class Declaration(BaseModel):
     """Frozen data. Unknown keys are refused, and so is a copy that would not have been accepted as a declaration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with some fields changed, checked as a new declaration is (pydantic's own checks nothing)."""
@@ -149,7 +182,7 @@ class AppendRoles(Declaration):
     """
 
     roles: Roles
-    follows: dict[Role, Roles]
+    follows: Annotated[dict[Role, Roles], FROZEN]
     ends: Roles
 
     @model_validator(mode="after")
@@ -218,7 +251,7 @@ class Thinking(Declaration):
     aliases: tuple[str, ...]
     forward_as: str
     default: StrictBool
-    words: dict[str, dict[str, StrictBool]] = {}
+    words: Annotated[dict[str, dict[str, StrictBool]], FROZEN] = {}
     modes: tuple[StrictBool, ...] = (True, False)
 
     @model_validator(mode="after")
@@ -245,8 +278,8 @@ class Boundary(Declaration):
     stop: tuple[str, ...]
     glue: str = ""
     shared: tuple[str, ...] = ()
-    closers: dict[Literal["reasoning", "content", "call"], str] = {}
-    marks: dict[Literal["reasoning", "call"], tuple[str, str]] = {}
+    closers: Annotated[dict[Literal["reasoning", "content", "call"], str], FROZEN] = {}
+    marks: Annotated[dict[Literal["reasoning", "call"], tuple[str, str]], FROZEN] = {}
 
     @model_validator(mode="after")
     def _whole(self) -> Boundary:
@@ -357,7 +390,7 @@ class Recipe(Declaration):
     expert_parallel: int = Field(default=1, ge=1)
     data_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
-    environment: dict[str, str] = {}
+    environment: Annotated[dict[str, str], FROZEN] = {}
     source: str = ""
 
 
@@ -416,7 +449,7 @@ class Layer(Declaration):
     """Template kwargs of one origin: `request`, `session` or `family`."""
 
     name: str
-    kwargs: dict[str, Any] = {}
+    kwargs: Annotated[dict[str, Any], FROZEN] = {}
 
 
 class ThinkingDecision(Declaration):
@@ -426,8 +459,8 @@ class ThinkingDecision(Declaration):
     """
 
     enabled: bool
-    render_kwargs: dict[str, Any]
-    forward_kwargs: dict[str, Any]
+    render_kwargs: Annotated[dict[str, Any], FROZEN]
+    forward_kwargs: Annotated[dict[str, Any], FROZEN]
 
 
 class Template(Declaration):
@@ -483,13 +516,13 @@ class Family(Declaration):
     boundary: Boundary
     segments: Segments
     control_tokens: tuple[ControlToken, ...]
-    chat_template_sha256: dict[str, str] = {}
+    chat_template_sha256: Annotated[dict[str, str], FROZEN] = {}
     split_pattern: str | None = None
     response_parser: Reference | None = None
-    parsers: dict[str, Parsers] = {}
-    recipes: dict[str, Recipe] = {}
+    parsers: Annotated[dict[str, Parsers], FROZEN] = {}
+    recipes: Annotated[dict[str, Recipe], FROZEN] = {}
     recipe_rules: tuple[Rule, ...] = ()
-    peers: dict[str, str | None] = {}
+    peers: Annotated[dict[str, str | None], FROZEN] = {}
     revisions: tuple[Revision, ...] = (Revision(name="default"),)
     vocabularies: tuple[Vocabulary, ...]
     known_issues: tuple[KnownIssue, ...] = ()

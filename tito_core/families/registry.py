@@ -80,6 +80,7 @@ class LoadedFamily:
         self.declaration = declaration
         self._provider = provider
         self._registry = registry
+        self._overridden: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -88,7 +89,14 @@ class LoadedFamily:
     def with_append_roles(self, roles: AppendRoles) -> LoadedFamily:
         """The same family declaring other append roles: what a check asks to see that nothing else depends on them."""
         declaration = self.declaration.model_copy(update={"append_roles": roles})
-        return LoadedFamily(self.info, self._provider, declaration, self._registry)
+        other = LoadedFamily(self.info, self._provider, declaration, self._registry)
+        other._overridden = self._overridden
+        return other
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Every override that answered for this family so far, as "distribution version (module): question"."""
+        return tuple(sorted(self._overridden))
 
     def template(self, checkpoint: Checkpoint | None = None) -> Template:
         """The family's template. Raises FamilyError where nobody can name one."""
@@ -174,6 +182,7 @@ class LoadedFamily:
                 "uninstall all but one",
                 family=self.name,
             )
+        self._overridden.update(f"{origin}: {question}" for _, origin in answers)
         return answers[0] if answers else (None, "")
 
     def _put(self, asked: _Provider, question: str, kind: type[_T], arguments: Mapping[str, Any]) -> _T | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tito_core.errors import TemplateError
-from tito_core.families.family import Template, load_reference
+from tito_core.errors import TemplateError, TitoError
+from tito_core.families.family import Template, blaming, load_reference
 from tito_core.prompts.messages import Message, Tool
 
 __all__ = ["Parts", "Rendered", "Renderer", "Source", "Span", "renderer"]
@@ -71,6 +71,23 @@ class Renderer(Protocol):
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered: ...
 
 
+class _Guarded:
+    """A family's renderer: what its code raises beside our errors, or returns beside Rendered, is a TemplateError."""
+
+    def __init__(self, reference: str, made: Renderer) -> None:
+        self._said, self._render = f"the template {reference} failed to render", made.render
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
+        try:
+            rendered = self._render(messages, tools=tools, kwargs=kwargs)
+            if isinstance(rendered, Rendered):
+                return rendered
+            raise TypeError(f"render returned a value of type {type(rendered).__name__}; it must be a Rendered")
+        except BaseException:
+            with blaming(self._said, TemplateError, passing=(TitoError,)):
+                raise
+
+
 def renderer(template: Template) -> Renderer:
     """The renderer that a resolved template names. Raises TemplateError where it is none."""
     if template.kind != "encoder":
@@ -80,5 +97,5 @@ def renderer(template: Template) -> Renderer:
     found = load_reference(template.reference)
     if not isinstance(found, type) or not callable(getattr(found, "render", None)):
         raise TemplateError(f"the template {template.reference} is not a class with a render method")
-    made: Renderer = found()
-    return made
+    with blaming(f"the template {template.reference} can't be made without arguments", TemplateError):
+        return _Guarded(template.reference, found())

@@ -21,7 +21,7 @@ def resolve(
 
 def session_kwargs(family: LoadedFamily, thinking: bool | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The session's layer: template kwargs, and `thinking` under the family's own name. Raises ThinkingError."""
-    made = _layer("session", kwargs).kwargs
+    made = dict(_layer("session", kwargs).kwargs)
     if thinking is None:
         return made
     name = family.declaration.thinking.forward_as
@@ -52,7 +52,10 @@ def _layer(name: str, kwargs: Mapping[str, Any] | None) -> Layer:
         return Layer(name=name)
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
         raise ThinkingError(f"{name} chat_template_kwargs is {kwargs!r}; it must map names to values", layer=name)
-    return Layer(name=name, kwargs=dict(kwargs))
+    try:
+        return Layer(name=name, kwargs=dict(kwargs))
+    except RecursionError:
+        raise ThinkingError(f"{name} chat_template_kwargs is nested too deeply", layer=name) from None
 
 
 def engine_kwargs(decision: ThinkingDecision) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from tito_core.tokens.append import FinishReason, Ids
 
 __all__ = ["Completion"]
 
+ROUNDING: Final = 1e-3
+"""How far above 0 an engine may have rounded a log-prob."""
+
 
 @dataclass(frozen=True, eq=False)
 class Completion:
@@ -23,7 +26,8 @@ class Completion:
 
     `ids`: int32, one dimension. `logprobs`: float32, natural logarithm, one for each id. `finish_reason`: what the
     engine said. `stop`: the stop string that was matched, None where a token ended it. `message`: the assistant
-    message that the engine's parsers made of it. Raises CompletionError where these do not fit each other.
+    message that the engine's parsers made of it. `prompt_ids`: the prompt as the engine says that it saw it, where it
+    does; a session compares them with what was sent. Raises CompletionError where these do not fit each other.
     """
 
     ids: Ids | Sequence[int]
@@ -32,6 +36,7 @@ class Completion:
     stop: str | None = None
     message: Mapping[str, Any] | Message | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    prompt_ids: Ids | Sequence[int] | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -56,30 +61,53 @@ class Completion:
                 f"{', '.join(get_args(FinishReason))}",
                 id=self.id,
             )
+        if self.stop is not None and not isinstance(self.stop, str):
+            raise CompletionError(
+                f"completion {self.id} has the stop {self.stop!r}; it is the stop string that was matched, and None where a "
+                "token ended the turn",
+                id=self.id,
+            )
+        if self.message is not None and not isinstance(self.message, (Mapping, Message)):
+            raise CompletionError(
+                f"completion {self.id} has a message of type {type(self.message).__name__}; pass message.model_dump() or a "
+                "dict",
+                id=self.id,
+            )
+        if self.prompt_ids is not None:
+            object.__setattr__(self, "prompt_ids", _frozen(_array(self.prompt_ids, "prompt ids", self.id)))
         object.__setattr__(self, "ids", _frozen(ids.astype(np.int32)))
-        object.__setattr__(self, "logprobs", _frozen(logprobs.astype(np.float32)))
+        object.__setattr__(self, "logprobs", _frozen(logprobs))
 
 
 def _array(values: Any, what: str, identity: str) -> npt.NDArray[Any]:
-    made = np.asarray(values)
+    try:
+        made = np.asarray(values)
+    except ValueError:
+        raise CompletionError(
+            f"completion {identity} has {what} of unequal rows; it must be one row of numbers", id=identity
+        ) from None
     if made.ndim != 1:
         raise CompletionError(
             f"completion {identity} has {what} of {made.ndim} dimensions; it must be one", id=identity
         )
     if made.size == 0:
         return made.astype(np.int64)
-    wanted = np.integer if what == "ids" else np.number
-    if not np.issubdtype(made.dtype, wanted):
+    if made.dtype.kind not in ("iuf" if what == "logprobs" else "iu"):
         raise CompletionError(
             f"completion {identity} has {what} of type {made.dtype}; they must be numbers", id=identity
         )
-    if what == "logprobs" and not np.isfinite(made).all():
-        place = int(np.flatnonzero(~np.isfinite(made))[0])
+    if what != "logprobs":
+        return made
+    with np.errstate(over="ignore"):
+        cast = made.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(cast) | (cast > ROUNDING))
+    if len(wrong):
         raise CompletionError(
-            f"completion {identity} has the logprob {made[place]} at {place}; an id that was sampled has a finite one",
+            f"completion {identity} has the logprob {made[wrong[0]]} at {wrong[0]}; an id that was sampled has a finite one, "
+            "not above 0",
             id=identity,
         )
-    return made
+    return cast
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

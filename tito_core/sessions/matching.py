@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from tito_core.errors import SessionError
-from tito_core.prompts.messages import Message, Tool
+from tito_core.prompts.messages import Message, Tool, ToolCall
 
-__all__ = ["matches", "remembered", "same_tools", "spelled"]
+__all__ = ["difference", "matches", "remembered", "same_tools", "spelled"]
 
 
 def matches(stored: Message, sent: Message) -> bool:
@@ -26,13 +26,39 @@ def matches(stored: Message, sent: Message) -> bool:
         and (stored.reasoning == sent.reasoning or not sent.reasoning)
         and stored.tool_call_id == sent.tool_call_id
         and len(stored.tool_calls) == len(sent.tool_calls)
-        and all(
-            one.name == other.name and one.id == other.id and same_json(one.arguments, other.arguments)
-            for one, other in zip(stored.tool_calls, sent.tool_calls, strict=True)
-        )
+        and all(map(_same_call, stored.tool_calls, sent.tool_calls))
         and same_json(stored.response_format, sent.response_format)
         and same_json([tool.function for tool in stored.tools], [tool.function for tool in sent.tools])
     )
+
+
+def difference(stored: Message, sent: Message) -> str:
+    """The first thing in which two messages that do not match differ."""
+    for what, ours, theirs in (
+        ("the role", stored.role, sent.role),
+        ("the content", stored.content, sent.content),
+        ("the reasoning", stored.reasoning, sent.reasoning or stored.reasoning),
+        ("the tool_call_id", stored.tool_call_id, sent.tool_call_id),
+        ("the number of tool calls", len(stored.tool_calls), len(sent.tool_calls)),
+        *(
+            (f"tool call {number}", *(f"{call.id} {call.name}({json.dumps(call.arguments)})" for call in pair))
+            for number, pair in enumerate(zip(stored.tool_calls, sent.tool_calls, strict=False))
+            if not _same_call(*pair)
+        ),
+    ):
+        if ours != theirs:
+            return f"{what} {_short(ours)} is stored, {_short(theirs)} was sent"
+    return "its tools or response_format differ"
+
+
+def _same_call(one: ToolCall, other: ToolCall) -> bool:
+    return one.name == other.name and one.id == other.id and same_json(one.arguments, other.arguments)
+
+
+def _short(value: object) -> str:
+    """The value, or both its ends."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:38]} ... {text[-38:]}"
 
 
 def same_json(left: Any, right: Any) -> bool:
@@ -50,13 +76,16 @@ def same_tools(first: tuple[Tool, ...], sent: tuple[Tool, ...]) -> None:
     """Raises SessionError where a request's tools mean something else than the first turn's; key order is no matter."""
     if first is sent:
         return
-    before, after = ({tool.name: tool for tool in tools} for tools in (first, sent))
+    before, after = [tool.name for tool in first], [tool.name for tool in sent]
     for name in (*before, *after):
-        one, other = before.get(name), after.get(name)
-        if one is None or other is None:
-            what = "is new" if one is None else "is gone"
-        elif not same_json(one.function, other.function):
-            what = f"changed from {json.dumps(one.function)} to {json.dumps(other.function)}"
+        mine, theirs = ([tool for tool in tools if tool.name == name] for tools in (first, sent))
+        if len(mine) < len(theirs):
+            what = "is new"
+        elif len(mine) > len(theirs):
+            what = "is gone"
+        elif changed := [pair for pair in zip(mine, theirs, strict=True) if not same_json(*(t.function for t in pair))]:
+            before_it, now = (json.dumps(tool.function) for tool in changed[0])
+            what = f"changed from {before_it} to {now}"
         else:
             continue
         raise SessionError(
@@ -64,11 +93,10 @@ def same_tools(first: tuple[Tool, ...], sent: tuple[Tool, ...]) -> None:
             "session for other tools",
             tool=name,
         )
-    if [tool.name for tool in first] != [tool.name for tool in sent]:
+    if before != after:
         raise SessionError(
-            f"the tools come in the order {[tool.name for tool in sent]}, and the first turn's prompt holds them as "
-            f"{[tool.name for tool in first]}; keep the order",
-            tool=sent[0].name,
+            f"the tools come in the order {after}, and the first turn's prompt holds them as {before}; keep the order",
+            tool=after[0],
         )
 
 
@@ -86,7 +114,10 @@ def remembered(message: Any) -> object:
             return object()
     except (TypeError, KeyError):
         return object()
-    return copy.deepcopy(message)
+    try:
+        return copy.deepcopy(message)
+    except Exception:  # what a client keeps beside the message can be anything
+        return object()
 
 
 def spelled(tools: Any) -> bytes | None:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError
+from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError, TitoError
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed, parse
 from tito_core.sessions.line import Line
-from tito_core.sessions.matching import matches, remembered, same_tools, spelled
-from tito_core.tokens.append import Append, FinishReason, Ids, Truncation
+from tito_core.sessions.matching import difference, matches, remembered, same_tools, spelled
+from tito_core.tokens.append import Append, FinishReason, Ids, Truncation, check_modes
 from tito_core.tokens.compare import Mismatch
 from tito_core.tokens.encoder import IdSpan, Mode
 
@@ -104,12 +104,17 @@ class Request:
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """One training sample: `tokens` (int32), `loss_mask` (int8, 1 where the engine sampled the id), `logprobs`
-    (float32, 0 where it did not), and `spans` of the ids that it did not sample."""
+    (float32, 0 where it did not), and `spans` of the ids that it did not sample.
+
+    `status`: `complete`; `truncated` where the last turn or the sample itself was cut; or the name of the error that ended
+    the session early, of which this is the last good prefix.
+    """
 
     tokens: Ids
     loss_mask: npt.NDArray[np.int8]
     logprobs: npt.NDArray[np.float32]
     spans: tuple[IdSpan, ...]
+    status: str = "complete"
 
 
 class Session:
@@ -128,6 +133,7 @@ class Session:
         self.codec = codec
         self._kwargs = dict(chat_template_kwargs)
         self._append_roles = append_roles
+        check_modes(encoding, truncation)
         self._encoding, self._truncation = encoding, truncation
         self._lock = threading.Lock()
         self._turns: tuple[Turn, ...] = ()
@@ -156,10 +162,11 @@ class Session:
         """
         with self._lock:
             turns, before = self._turns, self._seen
-        known, base = _known(turns, before, messages)
+        sent = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)) else None
+        known, base = _known(turns, before, sent or [])
         start = base.length if base else 0
         made = self.codec.normalise(
-            messages[start:] if base else messages, after=base.message if base else None, start=start
+            sent[start:] if sent else messages, after=base.message if base else None, start=start
         )
         offered = self._offered(tools)
         parent = _parent(turns, made, start)
@@ -178,7 +185,7 @@ class Session:
         ledger = self.codec.append(
             parent, appended, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
         )
-        now = [*before[:known], *map(remembered, messages[known : parent.length])]
+        now = [*before[:known], *map(remembered, (sent or [])[known : parent.length])]
         with self._lock:
             if self._turns is turns:
                 self._seen = now
@@ -190,13 +197,21 @@ class Session:
         Raises CompletionError, SessionError, or FamilyError where that parser fails; then nothing changed. What is cut
         or malformed is stored like any other, without tool calls.
         """
+        if not isinstance(request, Request) or not isinstance(completion, Completion):
+            raise SessionError(
+                f"commit takes the Request that prepare gave and a Completion, not a {type(request).__name__} and a "
+                f"{type(completion).__name__}"
+            )
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
         self._check_ids(completion)
+        _check_echo(request, completion)
         parsed = None
         if completion.message is None:
             parsed = parse(self.codec, completion, request.decision, request.tools)
         message = parsed.message if parsed else self._message(request, completion)
+        if message.tool_calls and completion.finish_reason == "length":
+            self._check_calls(request, completion)
         ledger = request.ledger
         with self._lock:
             if (self._turns[-1] if self._turns else None) is not request.tip:
@@ -240,31 +255,49 @@ class Session:
         last = self._turns[-1]
         rendered = self.codec.render(self.messages(), tools=last.tools, decision=last.decision)
         expected = self.codec.encode(rendered, self._encoding)
-        return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans)
+        return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans, self.sampled())
 
-    def samples(self, *, max_tokens: int | None = None) -> list[Sample]:
-        """The training samples: one, of the whole line of turns, cut after `max_tokens` ids; none without a turn."""
+    def sampled(self) -> list[tuple[int, int]]:
+        """The ranges (start, end) of the last turn's ids that the engine sampled, oldest first."""
+        return [
+            (turn.end - turn.sampled, following.kept if following else turn.end)
+            for turn, following in zip(self._turns, (*self._turns[1:], None), strict=True)
+        ]
+
+    def samples(self, *, max_tokens: int | None = None, error: TitoError | None = None) -> list[Sample]:
+        """The training samples: one, of the whole line of turns, cut after `max_tokens` ids; none without a turn.
+
+        `error` is what ended the session early, if something did: what was committed before it is still good, and the
+        sample's status names it. Raises SessionError for a `max_tokens` that is no number of ids.
+        """
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise SessionError(
+                f"max_tokens is {max_tokens!r}; it must be a number of ids, 1 or more, or None for no limit"
+            )
         if not self._turns:
             return []
         tokens = self._turns[-1].ids
         mask = np.zeros(len(tokens), dtype=np.int8)
         logprobs = np.zeros(len(tokens), dtype=np.float32)
         spans: list[IdSpan] = []
-        for turn, following in zip(self._turns, (*self._turns[1:], None), strict=True):
-            start = turn.end - turn.sampled
-            end = turn.end if following is None else following.kept
+        for turn, (start, end) in zip(self._turns, self.sampled(), strict=True):
             mask[start:end] = 1
             logprobs[start:end] = turn.completion.logprobs[: end - start]
             spans += turn.spans
         cut = len(tokens) if max_tokens is None else min(max_tokens, len(tokens))
-        return [Sample(tokens[:cut], mask[:cut], logprobs[:cut], tuple(span for span in spans if span.start < cut))]
+        within = tuple(span._replace(end=min(span.end, cut)) for span in spans if span.start < cut)
+        cut_short = cut < len(tokens) or self._turns[-1].finish_reason == "length"
+        status = type(error).__name__ if error else "truncated" if cut_short else "complete"
+        return [Sample(tokens[:cut], mask[:cut], logprobs[:cut], within, status)]
 
     def _offered(self, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
         """The tools of a request, normalised once for each spelling."""
         key = spelled(tools)
-        if key is None or key != self._tools[0]:
-            self._tools = (key, normalise_tools(tools))
-        return self._tools[1]
+        known, made = self._tools
+        if key is None or key != known:
+            made = normalise_tools(tools)
+            self._tools = (key, made)
+        return made
 
     def _message(self, request: Request, completion: Completion) -> Message:
         given = completion.message
@@ -281,6 +314,18 @@ class Session:
             raise CompletionError(
                 f"completion {completion.id} has a message that can't be stored: {cause}", id=completion.id
             ) from cause
+
+    def _check_calls(self, request: Request, completion: Completion) -> None:
+        """Refuses calls of a completion that was cut, unless the family's own parser finds them whole in its ids."""
+        if self.codec.family.response_parser is not None:
+            bare = replace(completion, message=None)
+            if parse(self.codec, bare, request.decision, request.tools).state == "ok":
+                return
+        raise CompletionError(
+            f"completion {completion.id} was cut by length, and its message has tool calls that are not known to be whole; "
+            "leave them out of the message: a partial call is never run",
+            id=completion.id,
+        )
 
     def _check_ids(self, completion: Completion) -> None:
         if completion.finish_reason == "abort":
@@ -303,6 +348,12 @@ class Session:
                 id=completion.id,
                 first_index=int(inside[0]) + 1,
             )
+        if completion.stop and completion.stop not in text:
+            raise CompletionError(
+                f"completion {completion.id} is said to end with the stop string {completion.stop!r}, which its text (it ends "
+                f"{text[-20:]!r}) does not hold; pass stop=None where a token ended it",
+                id=completion.id,
+            )
         if completion.stop and completion.stop in encoder.decode(ids[:-1]):
             raise CompletionError(
                 f"completion {completion.id} goes on after the stop string {completion.stop!r} (text ends "
@@ -311,18 +362,36 @@ class Session:
             )
 
 
-def _known(
-    turns: tuple[Turn, ...], seen: list[object], messages: Sequence[Mapping[str, Any]]
-) -> tuple[int, Turn | None]:
+def _check_echo(request: Request, completion: Completion) -> None:
+    """Refuses a completion whose engine saw another prompt than was sent: it decoded the ids and encoded their text."""
+    if completion.prompt_ids is None:
+        return
+    sent, seen = request.ids, np.asarray(completion.prompt_ids)
+    shared = min(len(sent), len(seen))
+    differing = np.flatnonzero(sent[:shared] != seen[:shared])
+    if not len(differing) and len(sent) == len(seen):
+        return
+    first = int(differing[0]) if len(differing) else shared
+    one, other = (f"id {int(ids[first])}" if first < len(ids) else "nothing" for ids in (sent, seen))
+    raise CompletionError(
+        f"completion {completion.id} was sampled after other prompt ids than were sent: at {first} was sent {one}, the engine "
+        f"saw {other} ({len(sent)} and {len(seen)} in all); the engine must take ids, not their text",
+        id=completion.id,
+        first_index=first,
+    )
+
+
+def _known(turns: tuple[Turn, ...], seen: list[object], messages: list[Mapping[str, Any]]) -> tuple[int, Turn | None]:
     """How many of the messages are those of an earlier request, word for word, and the last turn within them."""
     known = 0
-    if isinstance(messages, list) and seen == messages[: len(seen)]:
-        known = len(seen)
-    elif isinstance(messages, Sequence):
-        for ours, theirs in zip(seen, messages, strict=False):
-            if ours != theirs:
-                break
-            known += 1
+    try:
+        if seen == messages[: len(seen)]:
+            known = len(seen)
+        else:
+            while seen[known] == messages[known]:
+                known += 1
+    except Exception:  # the end of one of them, or a client's own objects that refuse to be compared
+        pass
     return known, next((turn for turn in reversed(turns) if turn.length <= known), None)
 
 
@@ -339,27 +408,37 @@ def _parent(turns: tuple[Turn, ...], messages: tuple[Message, ...], start: int) 
         if not matches(ours, theirs):
             break
         shared += 1
-    found, sent, stands = start + shared, start + len(messages), turns[-1].length
-    for turn in reversed(turns[-2:]):
-        if found >= turn.length and sent > turn.length:
-            return turn
-    if len(turns) == 1 and found >= stands - 1 == sent:
-        return None
-    if found == sent == stands:
+    found, sent, last = start + shared, start + len(messages), turns[-1]
+    if found >= last.length and sent > last.length:
+        return last
+    if found == sent == last.length:
         raise SessionError(
             f"the request ends with message {sent - 1} (assistant), which is stored already; append a message, or "
             "leave it out to sample it again",
             index=sent - 1,
             role="assistant",
         )
-    theirs_role = messages[shared].role if shared < len(messages) else None
-    ours_role = stored[shared].role if shared < len(stored) else "nothing"
+    place = last.length - 1
+    # An assistant message in the place of the last turn's own is that turn, edited: never a way back over it.
+    if not (sent > place and messages[place - start].role == "assistant"):
+        before = turns[-2] if len(turns) > 1 else None
+        if before and found >= before.length and sent > before.length:
+            return before
+        if not before and found >= place == sent:
+            return None
+    rule = "a request continues the last turn, or takes it back; open another session for another conversation"
+    if shared == len(messages):
+        raise SessionError(
+            f"the request ends after message {sent - 1}, and this session's last turn with message {place}: it takes "
+            f"back more than one turn; {rule}",
+            index=sent,
+            role=None,
+        )
     raise SessionError(
-        f"message {found} ({theirs_role or 'missing'}) is not what this session stores there ({ours_role}): a request "
-        f"continues the last turn, or the one before it, and the last one ends with message {stands - 1}; open "
-        "another session for another conversation",
+        f"message {found} ({messages[shared].role}) is not what this session stores there: "
+        f"{difference(stored[shared], messages[shared])}; {rule}",
         index=found,
-        role=theirs_role,
+        role=messages[shared].role,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from tito_core.prompts.messages import Message, ToolCall
 from tito_core.prompts.template import Rendered, Renderer, Span
 from tito_core.tokens.encoder import Encoded, Encoder, IdSpan, Mode
 
-__all__ = ["Append", "FinishReason", "Ids", "Joiner", "Truncation", "Turn"]
+__all__ = ["Append", "FinishReason", "Ids", "Joiner", "Truncation", "Turn", "check_modes"]
 
 Ids = npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -23,6 +23,13 @@ Truncation = Literal["refuse", "close"]
 
 _BASE_USER = Message("user", "0")
 _BASE_REASONING = "0"
+
+
+def check_modes(mode: str, truncation: str) -> None:
+    """Raises AppendError for a name that is neither: a mistyped rule must not choose another."""
+    for what, name, known in (("encoding", mode, get_args(Mode)), ("truncation", truncation, get_args(Truncation))):
+        if name not in known:
+            raise AppendError(f"{what} is {name!r}; choose {' or '.join(map(repr, known))}")
 
 
 class Turn(Protocol):

@@ -20,7 +20,7 @@ LARGEST = 64 * 1024 * 1024
 
 def read(model: str | os.PathLike[str]) -> Checkpoint:
     """What choosing a template needs of a checkpoint directory. Raises CheckpointError."""
-    path = Path(model)
+    path = Path(os.path.expanduser(model))
     if not path.is_dir():
         raise CheckpointError(
             f"{path} is not a directory; --model takes a checkpoint in Hugging Face layout on this machine"

@@ -15,7 +15,7 @@ from tito_core.prompts.messages import Message, Tool, normalise, normalise_tools
 from tito_core.prompts.template import Rendered, renderer
 from tito_core.prompts.thinking import resolve, session_kwargs
 from tito_core.tokens import checkpoint as checkpoints
-from tito_core.tokens.append import Append, Ids, Joiner, Truncation, Turn
+from tito_core.tokens.append import Append, Ids, Joiner, Truncation, Turn, check_modes
 from tito_core.tokens.compare import Comparator, Mismatch
 from tito_core.tokens.encoder import Encoded, Encoder, IdSpan, Mode, load_vocabulary
 
@@ -54,7 +54,7 @@ class Codec:
         )
         self._renderer = renderer(template)
         self._joiner = Joiner(loaded.name, self.family.boundary, encoder, self._renderer)
-        self._comparator = Comparator(self.family.segments, encoder)
+        self._comparator = Comparator(self.family.segments, encoder, self.family.boundary.stop)
         self.append_roles: AppendRoles = loaded.append_roles(revision)
 
     @classmethod
@@ -143,6 +143,7 @@ class Codec:
 
         Raises GateError, MessageError, TruncatedTurnError, AppendError, TemplateError or EncodingError.
         """
+        check_modes(mode, truncation)
         appended = self.normalise(messages, after=turn.message, start=turn.length)
         gate.check_append(appended, append_roles or self.append_roles, self.family.name, turn.length)
         return self._joiner.join(turn, appended, kwargs=self._kwargs(turn.decision), mode=mode, truncation=truncation)
@@ -151,9 +152,16 @@ class Codec:
         """A turn's ids, ending as a full render of its messages ends: what `compare` expects of a last turn."""
         return self._joiner.finished(turn.ids)
 
-    def compare(self, expected: Ids, actual: Ids, spans: Sequence[IdSpan] = ()) -> list[Mismatch]:
-        """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's."""
-        return self._comparator.compare(expected, actual, spans)
+    def compare(
+        self,
+        expected: Ids,
+        actual: Ids,
+        spans: Sequence[IdSpan] = (),
+        sampled: Sequence[tuple[int, int]] | None = None,
+    ) -> list[Mismatch]:
+        """Every mismatch of `actual` against `expected`. `spans` are the expected sequence's, `sampled` the ranges
+        (start, end) of `actual` that the engine sampled, where they are known."""
+        return self._comparator.compare(expected, actual, spans, sampled)
 
     def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
         """Where an assistant speaks in a sequence, as (start, end), by the family's delimiters alone."""
@@ -167,6 +175,8 @@ class Codec:
         """This family's append roles, narrowed to the names given. Raises FamilyError."""
         if roles is None:
             return self.append_roles
+        if isinstance(roles, str):
+            raise FamilyError(f"append_roles is the text {roles!r}; pass a set of names")
         try:
             return self.append_roles.narrowed(frozenset(roles))
         except ValueError as cause:

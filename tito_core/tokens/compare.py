@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,13 +48,15 @@ class Mismatch:
 class Comparator:
     """Compares sequences of one family under one vocabulary.
 
-    Think tags never delimit. A run between two delimiters is split in two: what the template or an author printed, and
-    what an assistant said. Only a difference in the second is soft, and only where the model can have sampled it: an
-    assistant's message that the client put directly behind another one is prompt text, which `spans` tell.
+    Think tags never delimit. A run between two delimiters is split: what the template or an author printed, and what an
+    assistant said. Only a difference in the second is soft, and only where the model can have sampled it. What it did
+    sample is known where `sampled` is given; else the headers tell, and `spans`: an assistant's message that the client
+    put directly behind another one is prompt text. `stop` are the tokens that end a completion.
     """
 
-    def __init__(self, segments: Segments, encoder: Encoder) -> None:
+    def __init__(self, segments: Segments, encoder: Encoder, stop: Sequence[str] = ()) -> None:
         self._encoder = encoder
+        self._stop = self._known(stop)
         self._delimiters = np.array(sorted(self._known(segments.delimiters)), dtype=np.int32)
         self._headers: dict[int, list[bytes]] = {}
         for token in segments.delimiters:
@@ -64,8 +66,19 @@ class Comparator:
         self._openers = np.array(sorted(self._known(segments.openers)), dtype=np.int32)
         self._ends = self._known(segments.ends)
 
-    def compare(self, expected: Ids, actual: Ids, spans: Sequence[IdSpan] = ()) -> list[Mismatch]:
+    def compare(
+        self,
+        expected: Ids,
+        actual: Ids,
+        spans: Sequence[IdSpan] = (),
+        sampled: Sequence[tuple[int, int]] | None = None,
+    ) -> list[Mismatch]:
         """Every mismatch of `actual` against `expected`, int32 arrays; `spans` are the expected sequence's.
+
+        `sampled` are the ranges (start, end) of `actual`, in order, that the engine sampled: only they are
+        `assistant_text`, with the closers of one that was cut, and a delimiter in one delimits nothing, unless it is the
+        stop token that ends it. Where they
+        are not given, whatever stands behind an assistant's header is taken for sampled.
 
         Where the delimiters differ the segments can't be matched, and that one mismatch is all that is reported. Costs
         what the sequences' lengths cost.
@@ -73,33 +86,70 @@ class Comparator:
         if np.array_equal(expected, actual):
             return []
         marks, other = self._marks(expected), self._marks(actual)
+        if sampled is not None:
+            other = self._undisputed(actual, other, sampled)
+            marks = _aligned(marks, other, spans, sampled)
         if not np.array_equal(expected[marks], actual[other]):
             return [self._structural(expected, actual, marks, other, spans)]
         found = []
+        ranges = iter(sampled or ())
+        following = next(ranges, None)
         for number, (one, two) in enumerate(zip(self._runs(expected, marks), self._runs(actual, other), strict=True)):
-            start, end = one.start, one.end
-            if np.array_equal(expected[start:end], actual[two.start : two.end]):
+            while following is not None and following[0] < two.start:
+                following = next(ranges, None)
+            if np.array_equal(expected[one.start : one.end], actual[two.start : two.end]):
                 continue
-            said, begins = one.said, two.said
-            header = min(one.header, two.header)
-            if header >= 0 and one.header != two.header:
-                said = start + self._within(expected[start:end], header)
-                begins = two.start + self._within(actual[two.start : two.end], header)
-            if self._put(start, spans) or (end == len(expected) and said == end):
-                # A client's own message, or a generation header that nothing was sampled after.
-                said, begins = end, two.end
-            for kind, half, left, right in (
-                ("non_assistant_text", 0, (start, said), (two.start, begins)),
-                ("assistant_text", 1, (said, end), (begins, two.end)),
-            ):
-                run, sampled = expected[slice(*left)], actual[slice(*right)]
-                if not np.array_equal(run, sampled):
-                    found.append(self._mismatch(cast(Kind, kind), 2 * number + half, left[0], run, sampled, spans))
+            if sampled is None:
+                parts = self._split(expected, actual, one, two, spans)
+            elif following is None or following[0] > two.end:
+                parts = [(one.start, one.end, two.start, two.end)]
+            else:
+                parts = self._before(expected, actual, one, two, following[0])
+            for half, (start, end, begins, ends) in enumerate(parts):
+                run, run_of_actual = expected[start:end], actual[begins:ends]
+                if not np.array_equal(run, run_of_actual):
+                    kind: Kind = "assistant_text" if half else "non_assistant_text"
+                    found.append(self._mismatch(kind, 2 * number + half, start, run, run_of_actual, spans))
         return found
 
     def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
         """The runs (start, end) of `ids` that an assistant said."""
         return [(run.said, run.end) for run in self._runs(ids, self._marks(ids)) if run.said < run.end]
+
+    def _split(self, expected: Ids, actual: Ids, one: _Run, two: _Run, spans: Sequence[IdSpan]) -> list[_Part]:
+        """What was printed and what was said in two runs, as headers and spans tell."""
+        said, begins = one.said, two.said
+        header = min(one.header, two.header)
+        if header >= 0 and one.header != two.header:
+            said = one.start + self._within(expected[one.start : one.end], header)
+            begins = two.start + self._within(actual[two.start : two.end], header)
+        if _put(one, spans) or (one.end == len(expected) and said == one.end):
+            # A client's own message, or a generation header that nothing was sampled after.
+            said, begins = one.end, two.end
+        return [(one.start, said, two.start, begins), (said, one.end, begins, two.end)]
+
+    def _before(self, expected: Ids, actual: Ids, one: _Run, two: _Run, begins: int) -> list[_Part]:
+        """What was printed before `begins`, and what was sampled from there on, with what closes it if it was cut."""
+        prefix, said = actual[two.start : begins], one.start + begins - two.start
+        missing = expected[said : one.said]  # an opener that the template prints, unless the model sampled it
+        if not np.array_equal(expected[one.start : said], prefix) or not np.array_equal(
+            missing, actual[begins : begins + len(missing)]
+        ):
+            said = one.said
+            whole = self._encoder.decode_bytes(expected[one.start : said + 1])
+            if whole.startswith(self._encoder.decode_bytes(prefix)):  # the header's end and the text became one token
+                begins = two.start + self._within(prefix, self._size(expected[one.start :], said - one.start))
+        return [(one.start, said, two.start, begins), (said, one.end, begins, two.end)]
+
+    def _undisputed(
+        self, actual: Ids, marks: npt.NDArray[np.intp], sampled: Sequence[tuple[int, int]]
+    ) -> npt.NDArray[np.intp]:
+        """The delimiters that nobody sampled, and the stop tokens that end what was sampled."""
+        inside = np.zeros(len(actual) + 1, dtype=np.bool_)
+        for start, end in sampled:
+            end = min(end, len(actual))
+            inside[start : end - (end > start and int(actual[end - 1]) in self._stop)] = True
+        return marks[~inside[marks]]
 
     def _marks(self, ids: Ids) -> npt.NDArray[np.intp]:
         return np.flatnonzero(np.isin(ids, self._delimiters))
@@ -144,15 +194,6 @@ class Comparator:
 
     def _size(self, run: Ids, tokens: int) -> int:
         return len(self._encoder.decode_bytes(run[:tokens]))
-
-    def _put(self, start: int, spans: Sequence[IdSpan]) -> bool:
-        """Whether the run of the expected sequence that begins at `start` begins with an assistant's message, and the
-        delimiter before it ended another one."""
-        place = bisect_right(spans, start, key=_start) - 1
-        if place < 1:
-            return False
-        span, before = spans[place], spans[bisect_right(spans, start - 1, key=_start) - 1]
-        return span.role == before.role == "assistant" and span.index != before.index
 
     def _structural(
         self,
@@ -205,3 +246,47 @@ class _Run(NamedTuple):
 
 def _start(span: IdSpan) -> int:
     return span.start
+
+
+_Part = tuple[int, int, int, int]
+"""A part of a run: `start` and `end` in the expected sequence, then in the actual one."""
+
+
+def _put(run: _Run, spans: Sequence[IdSpan]) -> bool:
+    """Whether spans say that no model said a run of the expected sequence: its end is another role's, or it begins with
+    an assistant's message, and the delimiter before it ended another one."""
+    place = bisect_right(spans, run.start, key=_start) - 1
+    if place < 1:
+        return False
+    span, before = spans[place], spans[bisect_right(spans, run.start - 1, key=_start) - 1]
+    if run.end > run.said and spans[bisect_right(spans, run.end - 1, key=_start) - 1].role != "assistant":
+        return True
+    return span.role == before.role == "assistant" and span.index != before.index
+
+
+def _aligned(
+    marks: npt.NDArray[np.intp],
+    other: npt.NDArray[np.intp],
+    spans: Sequence[IdSpan],
+    sampled: Sequence[tuple[int, int]],
+) -> npt.NDArray[np.intp]:
+    """The expected sequence's delimiters without those in the content of messages that were sampled: they are `marks`
+    that stand where `other`, those of the actual one, have a sampled range before them."""
+
+    def said(mark: int) -> bool:
+        place = bisect_right(spans, mark, key=_start) - 1
+        return place >= 0 and spans[place].role == "assistant" and spans[place].source == "content"
+
+    left = [(mark, said(mark)) for mark in marks.tolist()]
+    if not any(inside for _, inside in left):
+        return marks
+    starts = [start for start, _ in sampled]
+    kept: list[int] = []
+    place = passed = 0
+    for mark in (*other.tolist(), None):
+        before, passed = passed, len(starts) if mark is None else bisect_right(starts, mark)
+        while passed > before and place < len(left) and left[place][1]:
+            place += 1
+        kept += [one for one, _ in left[place : None if mark is None else place + 1]]
+        place += 1
+    return np.array(kept, dtype=np.intp)

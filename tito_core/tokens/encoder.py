@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import lzma
 import random
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
+from importlib.util import find_spec
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -689,6 +691,11 @@ def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
     `package` is the plugin's import name. Raises FamilyError.
     """
     where = f"the vocabulary {vocabulary.name} ({package}/{vocabulary.file})"
+    if (spec := find_spec(package)) is not None and spec.submodule_search_locations is None:
+        raise FamilyError(
+            f"{where} can't be read: {package} is a single module; a plugin that ships a vocabulary must be a package, "
+            f"a directory {package} with the module and the file inside"
+        )
     try:
         data = resources.files(package).joinpath(vocabulary.file).read_bytes()
         if vocabulary.file.endswith(".gz"):
@@ -712,17 +719,21 @@ def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
 def _converted(path: Path) -> bytes:
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; pass a checkpoint in Hugging Face layout", path=str(path))
+    heard = logging.root.manager.disable
     try:
+        logging.disable(logging.WARNING)  # transformers tells what else it could do here
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
         return cast(str, tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as cause:
         raise CheckpointError(
-            f"{path} has no tokenizer.json, and transformers can't make one from what is there: {cause}; save the "
-            "tokenizer with tokenizer.save_pretrained, which writes it",
+            f"{path} has no tokenizer.json, and transformers can't make one from what is there: "
+            f"{' '.join(str(cause).split()).rstrip('.')}; save the tokenizer with tokenizer.save_pretrained, which writes it",
             path=str(path),
         ) from cause
+    finally:
+        logging.disable(heard)
 
 
 def _sample() -> list[str]:

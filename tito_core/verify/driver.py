@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from tito_core.engines.engine import Engine
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import TruncatedTurnError
+from tito_core.errors import SessionError, TruncatedTurnError
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.responses.completion import Completion
 from tito_core.sessions.session import Request, Session, Turn
-from tito_core.tokens.append import Truncation
+from tito_core.tokens.append import Ids, Truncation
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, of_error
 
@@ -144,6 +144,8 @@ class Agent:
         self._schedule = actions(roles, session.codec.family.boundary)
         self._tools = [*TOOLS] if "tool" in roles.roles else None
         self._messages = done.messages
+        self._held: list[tuple[Turn, Ids]] = []
+        self._echoed = False
 
     def work(self, turns: int = TURNS) -> None:
         """Drives the session for so many turns. Raises Broken, and what the session and the engine raise."""
@@ -156,7 +158,11 @@ class Agent:
             final = len(self._session.turns) == turns - 1 and self._may("force_final")
             if not self._append(final):
                 break
+            self._echo()
             self._turn(final)
+        for turn, ids in self._held:
+            if not np.array_equal(turn.ids, ids):
+                raise Broken(f"the ids of turn {turn.number}, which was taken back, are others now")
 
     def _turn(self, final: bool = False) -> None:
         session, done = self._session, self._done
@@ -166,12 +172,41 @@ class Agent:
             if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
                 raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
         turn = session.commit(request, self._sample(request, final))
+        if turn.number == 1:
+            _refused(
+                session,
+                "a request that was prepared before the last turn is committed",
+                lambda: session.commit(request, turn.completion),
+            )
         self._messages.append(turn.message.wire())
         done.committed.append(turn)
         done.turns += 1
         done.actions["cut"] += turn.finish_reason == "length"
         done.calls += len(turn.message.tool_calls)
         done.tokens += len(turn.ids)
+
+    def _echo(self) -> None:
+        """Once in a session: a client that sends an argument back as another type of number is another conversation."""
+        last = self._session.turns[-1]
+        if self._echoed or not any(
+            type(value) is int for call in last.message.tool_calls for value in call.arguments.values()
+        ):
+            return
+        self._echoed = True
+        changed = [
+            replace(
+                call,
+                arguments={key: float(value) if type(value) is int else value for key, value in call.arguments.items()},
+            )
+            for call in last.message.tool_calls
+        ]
+        messages = [*self._messages]
+        messages[last.length - 1] = replace(last.message, tool_calls=tuple(changed)).wire()
+        _refused(
+            self._session,
+            "an argument that is sent back as 1.0 for 1 is taken for the same",
+            lambda: self._session.prepare(messages, tools=self._tools),
+        )
 
     def _take_back(self) -> None:
         """Sometimes samples the last turn again, or goes back one turn and another way, once or twice in a row."""
@@ -184,6 +219,7 @@ class Agent:
             )
         else:
             return
+        self._held.append((turns[-1], turns[-1].ids.copy()))
         if name in ("regenerate", "failed_call_rollback"):
             del self._messages[turns[-1].length - 1 :]
             self._turn()
@@ -249,9 +285,13 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
     """The whole line against `tokenizers` on the full render, and its sample against what was sampled."""
     last, done.compared = session.turns[-1], len(session.turns)
     rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
-    found = session.codec.compare(
-        bench.encode(rendered.text), session.codec.finished(last), session.codec.encode(rendered).spans
-    )
+    ids = session.codec.finished(last)
+    spans = session.codec.encode(rendered, "engine").spans
+    ranges = [
+        (turn.end - turn.sampled, turn.end if following is None else following.kept)
+        for turn, following in zip(session.turns, (*session.turns[1:], None), strict=True)
+    ]
+    found = session.codec.compare(bench.encode(rendered.text), ids, spans, ranges)
     done.mismatches.update(mismatch.kind for mismatch in found)
     for mismatch in found:
         if mismatch.kind in FAULTS:
@@ -265,8 +305,33 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
                 actual_text=mismatch.actual_text,
             )
     (sample,) = session.samples()
-    sampled = [np.asarray(turn.completion.ids) for turn in session.turns]
-    if not session.codec.family.boundary.shared and not np.array_equal(
-        sample.tokens[sample.loss_mask == 1], np.concatenate(sampled)
-    ):
-        raise Broken("the loss mask of the sample does not cover exactly the sampled ids")
+    mask = np.zeros(len(sample.tokens), dtype=np.int8)
+    logprobs = np.zeros(len(sample.tokens), dtype=np.float32)
+    tokens = np.array(last.ids)
+    for turn, (start, end) in zip(session.turns, ranges, strict=True):
+        mask[start:end] = 1
+        logprobs[start:end] = np.asarray(turn.completion.logprobs)[: end - start]
+        tokens[start:end] = np.asarray(turn.completion.ids)[: end - start]
+    for size in (None, len(tokens) - 1, ranges[-1][0] - 1, ranges[0][0] + 1):
+        (sample,) = session.samples(max_tokens=size)
+        cut = f"a sample cut after {size} ids" if size else "the sample"
+        for name, expected in (("tokens", tokens), ("loss_mask", mask), ("logprobs", logprobs)):
+            if not np.array_equal(getattr(sample, name), expected[:size]):
+                raise Broken(f"{cut}: its {name} are not those of the turns' completions and prompts")
+        told = np.zeros(len(tokens), dtype=np.int8)
+        for span in sample.spans:
+            told[span.start : span.end] += 1
+        if not np.array_equal(told, np.where(np.arange(len(tokens)) < len(sample.tokens), 1 - mask, 0)):
+            raise Broken(f"{cut}: its spans are not exactly the ids that were not sampled")
+
+
+def _refused(session: Session, what: str, act: Callable[[], object]) -> None:
+    """Raises Broken where `act` does not raise SessionError, or changes the session."""
+    before = session.turns
+    try:
+        act()
+    except SessionError:
+        if session.turns == before:
+            return
+        what = f"{what}: it is refused, and the session changed"
+    raise Broken(what, message_index=before[-1].length - 1)

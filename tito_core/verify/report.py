@@ -113,7 +113,10 @@ class EngineResult(_Part):
 
 
 class Report(_Part):
-    """A verification. `exit_code`: 0 all held, 1 a promise broke, 3 the engine was lost."""
+    """A verification. `exit_code`: 0 all held, 1 a promise broke, 3 the engine was lost.
+
+    `overrides`: what answered in the family's place, as "distribution version (module): question".
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     family: str
@@ -122,6 +125,7 @@ class Report(_Part):
     revision: str
     vocabulary: tuple[VocabularyUsed, ...]
     template: TemplateUsed
+    overrides: tuple[str, ...]
     seed: int
     seconds: float
     warnings: tuple[str, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis import HealthCheck, Phase, Verbosity, configuration
 
 from tito_core.families.registry import Registry, default_registry
 from tito_core.tokens.compare import KINDS
@@ -113,6 +114,7 @@ def reported(
             for bench in benches
         ),
         template=TemplateUsed(reference=codec.template.reference, sha256=codec.template.sha256),
+        overrides=codec.loaded.overrides,
         seed=benches[0].seed,
         seconds=time.monotonic() - began,
         warnings=(*(warning for bench in benches for warning in bench.codec.origin.warnings), *tally.warnings),
@@ -277,7 +279,14 @@ def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: i
     def run(conversation: Conversation) -> None:
         examine(conversation)
 
-    run()
+    # What it keeps for its next run, it keeps in the current directory: a user's, where it has no business.
+    with tempfile.TemporaryDirectory() as home:
+        before = getattr(configuration, "__hypothesis_home_directory", None)
+        configuration.set_hypothesis_home_dir(home)
+        try:
+            run()
+        finally:
+            configuration.set_hypothesis_home_dir(before)
 
 
 def _smallest(
