@@ -436,6 +436,20 @@ def test_faults_of_the_transport_are_tried_again_and_no_more_often_than_told(fak
     assert text.endswith("); see whether it runs, and its log. Every committed turn is kept")
 
 
+def test_a_session_is_as_it_was_when_its_engine_is_lost(fake: Fake) -> None:
+    session = codec().session()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "0"}]
+    with sglang(fake) as engine:
+        turn = session.commit(request := session.prepare(messages), engine.complete(request, max_tokens=8))
+        messages += [turn.message.wire(), {"role": "user", "content": "1"}]
+        fake.acts.extend([raising(Reset())] * 3)
+        with pytest.raises(EngineError):
+            engine.complete(session.prepare(messages), max_tokens=8)
+        assert session.turns == (turn,)
+        session.commit(request := session.prepare(messages), engine.complete(request, max_tokens=8))
+    assert len(session.turns) == 2
+
+
 def test_an_engine_that_is_not_there() -> None:
     with serving(Fake(usual)) as gone:
         pass

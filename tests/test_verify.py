@@ -191,6 +191,7 @@ def test_a_report_survives_json() -> None:
             "revision",
             "vocabulary",
             "template",
+            "overrides",
             "seed",
             "seconds",
         ),
@@ -270,7 +271,9 @@ def test_a_plugins_own_fault_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch
     report = verify(conversations=30)
     assert report.exit_code == 1
     whats = {failure.check: failure.what for failure in report.failures}
-    assert whats["prefix"].startswith("KeyError: 'lost' (test_verify.py, line ")
+    assert whats["prefix"] == (
+        "TemplateError: the template tito_deepseek.v32_encoding:V32Encoding failed to render: KeyError: 'lost'"
+    )
     assert "sessions" in whats
 
 

@@ -261,7 +261,12 @@ def test_an_engine_that_is_lost_in_mid_session_loses_no_turn(fake: Fake) -> None
 def test_an_engine_that_fails_one_answer_breaks_one_session_and_a_known_issue_explains_it(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    issue = {"name": "nextn", "summary": "It can't load.", "matches": "fuse_qkv", "advice": "Serve plain."}
+    issue: dict[str, Any] = {
+        "name": "nextn",
+        "summary": "It can't load.",
+        "matches": "fuse_qkv",
+        "advice": "Serve plain.",
+    }
     others = KnownIssue(**{**issue, "name": "other"}, engines=("vllm",)), KnownIssue(**{**issue, "matches": "else"})
     parsers = {"sglang": codec().family.parsers["sglang"], "vllm": Parsers()}
     declaring(monkeypatch, parsers=parsers, known_issues=(*others, KnownIssue(**issue, engines=("sglang",))))

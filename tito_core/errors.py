@@ -95,4 +95,4 @@ class CompletionError(TitoError):
 
 
 class EngineError(TitoError):
-    """An engine could not be reached, or did not answer as it must."""
+    """An engine could not be reached, or did not answer as it must. `where["kind"]` is one of `engines.http.Kind`."""

@@ -161,3 +161,26 @@ def test_a_server_that_is_killed_in_mid_session_loses_no_turn_and_serves_again(l
             verify_live("deepseekv32", engine, sessions=1, max_tokens=8, **options)
         live.start()
         held(verify_live("deepseekv32", engine, sessions=2, max_tokens=8, **options), 2)
+
+
+def test_both_endpoints_return_the_ids_and_what_can_t_be_served_is_told_apart(live: Server) -> None:
+    one = codec(live.vocabulary)
+    request = one.session().prepare([{"role": "user", "content": "0"}])
+    script = one.encoder.tokenizer.encode("so</think>hi<｜end▁of▁sentence｜>", add_special_tokens=False).ids
+    for endpoint, message in (
+        ("chat", {"role": "assistant", "content": "hi", "reasoning_content": "so"}),
+        ("generate", None),
+    ):
+        with SGLangEngine(live.url, endpoint=endpoint, fields={"custom_logit_processor": processor()}) as engine:
+            said = engine.complete(request, max_tokens=20, sampling={"custom_params": {"script": script}})
+            assert (np.asarray(said.ids).tolist(), said.finish_reason, said.message) == (script, "stop", message)
+            assert said.meta["finish_reason"] == {"type": "stop", "matched": script[-1]}
+            for options, kind in (
+                ({"max_tokens": 8190}, "context"),
+                ({"max_tokens": 8, "sampling": {"temperature": -1.0}}, "usage"),
+            ):
+                with pytest.raises(EngineError) as caught:
+                    engine.complete(request, **options)
+                assert caught.value.where == {"kind": kind}, str(caught.value)
+    with SGLangEngine(f"{live.url}/nowhere") as engine, pytest.raises(EngineError, match="has no such endpoint"):
+        engine.complete(request, max_tokens=8)

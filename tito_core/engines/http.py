@@ -75,7 +75,7 @@ class HTTPEngine:
         self._client = httpx.AsyncClient(
             headers={"content-type": "application/json", **({"authorization": f"Bearer {api_key}"} if api_key else {})},
             timeout=httpx.Timeout(read, connect=connect, pool=None),
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
         )
         self._slots = asyncio.Semaphore(concurrency)
         self._lock = threading.Lock()

@@ -287,7 +287,10 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
     rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
     ids = session.codec.finished(last)
     spans = session.codec.encode(rendered, "engine").spans
-    ranges = session.sampled()
+    ranges = [
+        (turn.end - turn.sampled, turn.end if following is None else following.kept)
+        for turn, following in zip(session.turns, (*session.turns[1:], None), strict=True)
+    ]
     found = session.codec.compare(bench.encode(rendered.text), ids, spans, ranges)
     done.mismatches.update(mismatch.kind for mismatch in found)
     for mismatch in found:
