@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -126,8 +126,8 @@ def test_scripted_output_with_thoughts_calls_cuts_and_garbled_markup(live: Serve
         )
     held(report, sessions(SCRIPTED))
     assert report.sessions.calls > 0
-    assert report.engine is not None
-    assert {"user", "cut", "tool_results"} <= set(report.sessions.actions)
+    assert {"cut"} < set(report.sessions.actions)
+    assert {"tool_results", "tool_results_then_user", "failed_call_result"} & set(report.sessions.actions)
 
 
 def test_a_server_that_is_killed_in_mid_session_loses_no_turn_and_serves_again(live: Server) -> None:
@@ -167,10 +167,9 @@ def test_both_endpoints_return_the_ids_and_what_can_t_be_served_is_told_apart(li
     one = codec(live.vocabulary)
     request = one.session().prepare([{"role": "user", "content": "0"}])
     script = one.encoder.tokenizer.encode("so</think>hi<｜end▁of▁sentence｜>", add_special_tokens=False).ids
-    for endpoint, message in (
-        ("chat", {"role": "assistant", "content": "hi", "reasoning_content": "so"}),
-        ("generate", None),
-    ):
+    said_by_chat = {"role": "assistant", "content": "hi", "reasoning_content": "so"}
+    ways: tuple[tuple[Literal["chat", "generate"], Any], ...] = (("chat", said_by_chat), ("generate", None))
+    for endpoint, message in ways:
         with SGLangEngine(live.url, endpoint=endpoint, fields={"custom_logit_processor": processor()}) as engine:
             said = engine.complete(request, max_tokens=20, sampling={"custom_params": {"script": script}})
             assert (np.asarray(said.ids).tolist(), said.finish_reason, said.message) == (script, "stop", message)
