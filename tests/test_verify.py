@@ -195,7 +195,7 @@ def test_a_report_survives_json() -> None:
             "seed",
             "seconds",
         ),
-        *("warnings", "checks", "sessions", "failures", "exit_code", "engine", "overrides"),
+        *("warnings", "checks", "sessions", "failures", "exit_code", "engine"),
     }
     assert (report.schema_version, report.family, report.distribution) == (1, "deepseekv32", "tito-deepseek")
     assert report.template.reference == "tito_deepseek.v32_encoding:V32Encoding"
