@@ -165,8 +165,8 @@ MUTANTS = (
         "text faults not reported",
         "compare",
         "tito_core.tokens.compare:Comparator.compare",
-        "if not np.array_equal(run, sampled):",
-        "if half and not np.array_equal(run, sampled):",
+        "if not np.array_equal(run, run_of_actual):",
+        "if half and not np.array_equal(run, run_of_actual):",
     ),
     Mutant(
         "another mode's opener is soft",
@@ -207,8 +207,8 @@ MUTANTS = (
         "mask covers the opener",
         "sessions",
         "tito_core.sessions.session:Session.samples",
-        "start = turn.end - turn.sampled",
-        "start = turn.end - turn.sampled - 1",
+        "mask[start:end] = 1",
+        "mask[start - 1 : end] = 1",
     ),
     Mutant(
         "cut turn left open",
