@@ -6,7 +6,6 @@ Loopback only. A server runs in a process group of its own, which is ended as a 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -33,6 +32,8 @@ TOKENIZER_CONFIG = {
     "add_bos_token": False,
     "clean_up_tokenization_spaces": False,
 }
+# Its input ends when the tests do, however they end; then nothing of the group is left.
+GUARD = 'exec 3<&0; "$@" </dev/null & server=$!; { cat <&3 >/dev/null; kill -KILL 0; } & wait $server'
 FLAGS = (
     *("--host", "127.0.0.1", "--served-model-name", "tiny", "--device", "cpu", "--attention-backend", "torch_native"),
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "16384", "--context-length", "8192"),
@@ -93,13 +94,12 @@ class Server:
         ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, *FLAGS, *self.flags],
+                ["bash", "-c", GUARD, "guard", *command, *FLAGS, *self.flags],
                 env=surroundings(),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
         try:
             self._wait()
@@ -124,6 +124,8 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
             self.process = None
 
     def close(self) -> None:
@@ -161,8 +163,3 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    """Linux ends the server when the tests are killed without a chance to do it; its children follow it by themselves."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
