@@ -361,7 +361,7 @@ def test_empty_and_open_blocks_that_the_published_parser_reads() -> None:
             "the parameter 'k' is said to be JSON, and is not (the key 'a' stands twice): '{\"a\": 1, \"a\": 2}'",
         ),
         (
-            (parameter("[" * 5000, string="false"),),
+            (parameter("[" * 100_000, string="false"),),
             f"the parameter 'k' is said to be JSON, and is not (it nests too deep): '{'[' * 40}'",
         ),
         (
