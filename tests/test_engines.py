@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -375,6 +376,13 @@ def test_an_answer_that_can_t_be_trained_on_is_refused(
     fake.acts.append(act)
     assert refused(sglang(fake, max_bytes=4096)) == ("answer", text, where)
     assert len(fake.seen) == 1
+
+
+def test_answers_that_are_broken_off_leave_nothing_behind(fake: Fake) -> None:
+    for _ in range(20):
+        fake.acts.append(raising(Raw(b" " * 5000)))
+        assert refused(sglang(fake, max_bytes=4096))[0] == "answer"
+        gc.collect()  # what is left unclosed warns here, and a warning is an error
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class HTTPEngine:
             if self._loop.is_closed():
                 return
         self.cancel()
-        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._let_go(), self._loop).result()
         with self._lock:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -213,6 +213,16 @@ class HTTPEngine:
         kept = {key: value for key, value in meta.items() if value is not None}
         stop = matched if isinstance(matched, str) else None
         return Completion(np.asarray(ids), np.asarray(logprobs), finish, stop=stop, message=message, meta=kept)
+
+    async def _let_go(self) -> None:
+        await self._client.aclose()
+        await self._others()
+        await self._loop.shutdown_asyncgens()  # the layers of an answer that was broken off; each is closed by a task
+        await self._others()
+
+    async def _others(self) -> None:
+        await asyncio.sleep(0)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
     async def _answer(self, path: str, data: bytes) -> tuple[int, bytes]:
         import httpx
