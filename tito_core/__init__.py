@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Checkpoint,
         ControlToken,
         Deployment,
+        Effort,
         Family,
         KnownIssue,
         Layer,
@@ -52,8 +53,8 @@ _HOMES = {
     "tito_core.engines.sglang": "SGLangEngine",
     "tito_core.engines.vllm": "VLLMEngine",
     "tito_core.families.family": (
-        "NATIVE AppendRoles Boundary Case Checkpoint ControlToken Deployment Family KnownIssue Layer Parsers Recipe "
-        "Revision Rule Segments Speculative Template Thinking ThinkingDecision Vocabulary"
+        "NATIVE AppendRoles Boundary Case Checkpoint ControlToken Deployment Effort Family KnownIssue Layer Parsers "
+        "Recipe Revision Rule Segments Speculative Template Thinking ThinkingDecision Vocabulary"
     ),
     "tito_core.families.hooks": "hookimpl",
     "tito_core.families.installed": "FamilyInfo",
@@ -84,6 +85,7 @@ __all__ = [
     "ControlToken",
     "Deployment",
     "Diagnosis",
+    "Effort",
     "Encoder",
     "Engine",
     "Family",

@@ -94,6 +94,10 @@ def _thinking(thinking: Thinking) -> list[str]:
         f"{alias} takes {' and '.join(f'{chr(34)}{word}{chr(34)} ({_on(mode)})' for word, mode in known.items())} too"
         for alias, known in thinking.words.items()
     ]
+    if effort := thinking.effort:
+        numbers = f", or {effort.range[0]} to {effort.range[1]}" if effort.range else ""
+        off = f"; {effort.off} is off" if effort.off else ""
+        words.append(f"{effort.name}: {', '.join(effort.levels)}{numbers}; {effort.default} by default{off}")
     return [f"{said}; engines are told {thinking.forward_as}", f"set by {' or '.join(thinking.aliases)}", *words]
 
 

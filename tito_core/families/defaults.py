@@ -11,6 +11,7 @@ from tito_core.families.family import (
     AppendRoles,
     Checkpoint,
     Deployment,
+    Effort,
     Family,
     FrozenDict,
     FrozenList,
@@ -47,10 +48,14 @@ def tito_speculative_recipe(family: Family, deployment: Deployment) -> Recipe | 
 
 @hookimpl
 def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> ThinkingDecision:
-    """The highest layer that says anything decides alone. None says nothing: it neither sets nor clears."""
-    thinking = family.thinking
-    known = {*thinking.aliases, *family.fixed_kwargs, *family.kwargs}
+    """The highest layer that says anything decides alone. None says nothing: it neither sets nor clears.
+
+    An effort says the mode too. Where thinking is on, it is that of the highest layer that names a level.
+    """
+    thinking, effort = family.thinking, family.thinking.effort
+    known = {*thinking.aliases, *family.fixed_kwargs, *family.kwargs, *((effort.name,) if effort else ())}
     modes: list[bool] = []
+    levels: list[str | int] = []
     others: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.kwargs.items():
@@ -72,7 +77,10 @@ def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> Thinking
                 )
             if key in family.kwargs:
                 others.setdefault(key, value)
-        modes += _mode(family.name, thinking, layer)
+        level = _level(family.name, effort, layer) if effort else None
+        modes += _mode(family.name, thinking, layer, level)
+        if effort and level not in (None, effort.off):
+            levels.append(level)
     enabled = (*modes, thinking.default)[0]
     if enabled not in thinking.modes:
         raise ThinkingError(
@@ -80,15 +88,14 @@ def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> Thinking
             f"{_word(thinking.modes[0])} only",
             key=thinking.forward_as,
         )
-    return ThinkingDecision(
-        enabled=enabled,
-        render_kwargs={**family.fixed_kwargs, **others, thinking.forward_as: enabled},
-        forward_kwargs={**others, thinking.forward_as: enabled},
-    )
+    said = {**others, thinking.forward_as: enabled}
+    if effort and enabled:
+        said[effort.name] = (*levels, effort.default)[0]
+    return ThinkingDecision(enabled=enabled, render_kwargs={**family.fixed_kwargs, **said}, forward_kwargs={**said})
 
 
-def _mode(family: str, thinking: Thinking, layer: Layer) -> list[bool]:
-    """The mode that one layer asks for: one or none. The whole alias group must agree."""
+def _mode(family: str, thinking: Thinking, layer: Layer, level: str | int | None) -> list[bool]:
+    """The mode that one layer asks for: one or none. The whole alias group must agree, and the effort with it."""
     found: dict[str, bool] = {}
     for alias in thinking.aliases:
         value = layer.kwargs.get(alias)
@@ -108,6 +115,8 @@ def _mode(family: str, thinking: Thinking, layer: Layer) -> list[bool]:
                 layer=layer.name,
                 key=alias,
             )
+    if thinking.effort and level is not None:
+        found[thinking.effort.name] = level != thinking.effort.off
     if len(set(found.values())) > 1:
         said = ", ".join(f"{alias}={layer.kwargs[alias]!r}" for alias in found)
         raise ThinkingError(
@@ -116,6 +125,22 @@ def _mode(family: str, thinking: Thinking, layer: Layer) -> list[bool]:
             key=next(iter(found)),
         )
     return list(found.values())[:1]
+
+
+def _level(family: str, effort: Effort, layer: Layer) -> str | int | None:
+    """The effort that one layer asks for, `off` among them; None where it says nothing."""
+    value = layer.kwargs.get(effort.name)
+    if value is None or effort.takes(value) or (effort.off is not None and value == effort.off):
+        return value
+    allowed = [repr(word) for word in (*([effort.off] if effort.off else []), *effort.levels)]
+    if effort.range:
+        allowed.append(f"a whole number from {effort.range[0]} to {effort.range[1]}")
+    raise ThinkingError(
+        f"{layer.name} chat_template_kwargs has {effort.name}={value!r}; {family} takes {', '.join(allowed[:-1])} or "
+        f"{allowed[-1]} there",
+        layer=layer.name,
+        key=effort.name,
+    )
 
 
 def _word(enabled: bool) -> str:

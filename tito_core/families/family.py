@@ -41,6 +41,7 @@ __all__ = [
     "Checkpoint",
     "ControlToken",
     "Deployment",
+    "Effort",
     "Family",
     "KnownIssue",
     "Layer",
@@ -240,12 +241,41 @@ class AppendRoles(Declaration):
             ) from None
 
 
+class Effort(Declaration):
+    """How hard a model is told to think: a template kwarg that is one setting with the thinking mode.
+
+    A level means that thinking is on, `off` that it is not. `range` are the smallest and the largest whole number that a
+    caller may give in place of a level, None where the family takes none. With thinking on, the level is rendered and
+    sent under `name`, `default` where nobody gives one; with thinking off there is none.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    default: str
+    off: str | None = "none"
+    range: tuple[int, int] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Effort:
+        if self.default not in self.levels:
+            raise ValueError(f"default {self.default!r} is not among levels {list(self.levels)}")
+        if self.off in self.levels:
+            raise ValueError(f"off {self.off!r} is among levels: it would mean thinking on and off")
+        return self
+
+    def takes(self, value: Any) -> bool:
+        """Whether a caller may give this value for thinking on: a level, or a number of the range."""
+        if type(value) is int and self.range is not None:
+            return self.range[0] <= value <= self.range[1]
+        return isinstance(value, str) and value in self.levels
+
+
 class Thinking(Declaration):
     """How a family's thinking mode is named, forwarded and defaulted.
 
-    `aliases` are the template kwargs that mean the mode; they are one group, and a higher layer replaces it whole.
-    `forward_as` is the one name under which it is rendered and sent. `words` gives an alias the strings that it
-    takes beside true and false. A family without a thinking mode declares `modes=(default,)`.
+    `aliases` are the template kwargs that mean the mode; they are one group, with `effort` where there is one, and a
+    higher layer replaces it whole. `forward_as` is the one name under which it is rendered and sent. `words` gives an
+    alias the strings that it takes beside true and false. A family without a thinking mode declares `modes=(default,)`.
     """
 
     aliases: tuple[str, ...]
@@ -253,6 +283,7 @@ class Thinking(Declaration):
     default: StrictBool
     words: Annotated[dict[str, dict[str, StrictBool]], FROZEN] = {}
     modes: tuple[StrictBool, ...] = (True, False)
+    effort: Effort | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Thinking:
@@ -262,6 +293,8 @@ class Thinking(Declaration):
             raise ValueError(f"words names {sorted(stray)}, which are not aliases")
         if self.default not in self.modes:
             raise ValueError(f"default {self.default} is not among modes {list(self.modes)}")
+        if self.effort is not None and self.effort.name in self.aliases:
+            raise ValueError(f"the effort {self.effort.name!r} is among aliases: it is no name of the mode")
         return self
 
 
@@ -556,6 +589,7 @@ class Family(Declaration):
         owner: dict[str, str] = {}
         for what, keys in (
             ("thinking.aliases", self.thinking.aliases),
+            ("thinking.effort", (self.thinking.effort.name,) if self.thinking.effort else ()),
             ("fixed_kwargs", tuple(self.fixed_kwargs)),
             ("kwargs", self.kwargs),
             ("revisions.kwargs", tuple({key for revision in self.revisions for key in revision.kwargs})),
