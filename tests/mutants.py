@@ -241,14 +241,14 @@ MUTANTS = (
     Mutant(
         "value stripped",
         "parse",
-        "tito_deepseek.v32_responses:_argument",
+        "tito_deepseek.dsml_responses:_argument",
         "_dump(value) if is_string",
         "_dump(value.strip()) if is_string",
     ),
     Mutant(
         "cut content taken as whole",
         "parse",
-        "tito_deepseek.v32_responses:_answer",
+        "tito_deepseek.dsml_responses:_answer",
         """if not sampled.whole:
             raise _Incomplete(sampled, "content")""",
         "pass",
@@ -256,7 +256,7 @@ MUTANTS = (
     Mutant(
         "calls of a cut block",
         "parse",
-        "tito_deepseek.v32_responses:_answer",
+        "tito_deepseek.dsml_responses:_answer",
         """    if not sampled.whole:
         raise _Incomplete(sampled, "block of calls")""",
         """    if not sampled.whole:

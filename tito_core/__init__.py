@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Template,
         Thinking,
         ThinkingDecision,
+        ToolSchema,
         Vocabulary,
     )
     from tito_core.families.hooks import hookimpl
@@ -54,7 +55,8 @@ _HOMES = {
     "tito_core.engines.vllm": "VLLMEngine",
     "tito_core.families.family": (
         "NATIVE AppendRoles Boundary Case Checkpoint ControlToken Deployment Effort Family KnownIssue Layer Parsers "
-        "Recipe Revision Rule Segments Speculative Template Thinking ThinkingDecision Vocabulary"
+        "Recipe Revision Rule Segments Speculative Template Thinking ThinkingDecision ToolSchema "
+        "Vocabulary"
     ),
     "tito_core.families.hooks": "hookimpl",
     "tito_core.families.installed": "FamilyInfo",
@@ -117,6 +119,7 @@ __all__ = [
     "ThinkingDecision",
     "Tool",
     "ToolCall",
+    "ToolSchema",
     "Turn",
     "VLLMEngine",
     "Vocabulary",

@@ -55,6 +55,7 @@ __all__ = [
     "Template",
     "Thinking",
     "ThinkingDecision",
+    "ToolSchema",
     "Vocabulary",
     "load_reference",
 ]
@@ -364,7 +365,8 @@ class ControlToken(Declaration):
 class Vocabulary(Declaration):
     """A vocabulary that the plugin ships: `file` is a path inside the plugin's package, `sha256` of the unpacked file.
 
-    `stands_in_for` names the vocabulary it is used in place of, where the family's own could not be shipped.
+    `stands_in_for` names the vocabulary it is used in place of, where the family's own could not be shipped. `added` are
+    control tokens that the file lacks: they are put behind its last id, so theirs are not the ids of any checkpoint.
     """
 
     name: str
@@ -372,17 +374,40 @@ class Vocabulary(Declaration):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     title: str = ""
     stands_in_for: str | None = None
+    added: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Vocabulary:
+        if self.added and self.stands_in_for is None:
+            raise ValueError("added names tokens that the file lacks: then it stands in for another, say which")
+        return self
+
+
+class ToolSchema(Declaration):
+    """How a tool's function is printed: its keys in this `order`, the client's own where that is empty, and what is
+    printed for a key that the client left out or sent as null."""
+
+    order: tuple[str, ...] = ()
+    absent: JsonObject = {"description": None, "parameters": None}
+
+    def of(self, function: Mapping[str, Any]) -> dict[str, Any]:
+        """A client's function as it is printed; keys that `order` does not name are left out."""
+        given = {key: value for key, value in function.items() if value is not None or not self.order}
+        whole = {**given, **{key: value for key, value in self.absent.items() if given.get(key) is None}}
+        return {key: whole[key] for key in self.order if key in whole} if self.order else whole
 
 
 class Revision(Declaration):
     """One of several published renders of the same family: kwargs for the template, roles where they differ.
 
-    `text_joiner` joins the text parts of one message's content.
+    `text_joiner` joins the text parts of one message's content. `tool_schema` says what `tito verify` expects a tool's
+    schema to be printed as; the template prints it.
     """
 
     name: str
     kwargs: JsonObject = {}
     text_joiner: str = " "
+    tool_schema: ToolSchema = ToolSchema()
     append_roles: AppendRoles | None = None
     note: str = ""
 

@@ -713,7 +713,18 @@ def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
             found=found,
             declared=vocabulary.sha256,
         )
-    return data
+    return _extended(data, vocabulary.added) if vocabulary.added else data
+
+
+def _extended(data: bytes, texts: Sequence[str]) -> bytes:
+    """A tokenizer.json with more control tokens, behind its last id."""
+    made = json.loads(data)
+    known = [*made["model"]["vocab"].values(), *(token["id"] for token in made["added_tokens"])]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    made["added_tokens"] += [
+        {"id": number, "content": text, **plain, "special": True} for number, text in enumerate(texts, max(known) + 1)
+    ]
+    return json.dumps(made, ensure_ascii=False).encode()
 
 
 def _converted(path: Path) -> bytes:

@@ -396,34 +396,47 @@ def content(bench: Bench, conversation: Conversation) -> int:
         if span.source == "content":
             pieces.setdefault(span.index, []).append(rendered.text[span.start : span.end])
     for index, message in enumerate(bench.codec.normalise(conversation.messages())):
-        said = [message.content, message.reasoning if conversation.thinking else ""]
+        said = [*map(_spellings, (message.content, message.reasoning if conversation.thinking else ""))]
         for call in message.tool_calls:
-            said += [call.name, *_leaves(call.arguments)]
-        for text in said:
-            spelled = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1])
-            printed = pieces.get(index, [""])
-            if not any(spelling in piece for spelling in spelled for piece in printed):
+            said += [_spellings(call.name), *_leaves(call.arguments)]
+        printed = pieces.get(index, [""])
+        for spellings in said:
+            if not any(spelling in piece for spelling in spellings for piece in printed):
                 raise Broken(
-                    f"message {index} ({message.role}) says {text!r}, and the render does not print that whole",
+                    f"message {index} ({message.role}) says {spellings[0]!r}, and the render does not print that whole",
                     message_index=index,
                     role=message.role,
-                    expected_text=text,
+                    expected_text=spellings[0],
                     actual_text="".join(printed),
                 )
     return len(bench.steps(conversation)[-1].append.ids)
 
 
-def _leaves(value: Any) -> Iterator[str]:
-    """The texts of a JSON value: its keys, its strings, and its numbers and words as JSON spells them."""
+def _spellings(text: str) -> tuple[str, ...]:
+    """A text as it is, and as it stands inside JSON."""
+    return text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]
+
+
+def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
+    """The spellings of a JSON value's keys, strings, numbers and words. A format may know integers of 64 bits only."""
     if isinstance(value, dict):
         for key, one in value.items():
-            yield key
+            yield _spellings(key)
             yield from _leaves(one)
     elif isinstance(value, list):
         for one in value:
             yield from _leaves(one)
     else:
-        yield value if isinstance(value, str) else json.dumps(value)
+        yield _spellings(value) if isinstance(value, str) else (json.dumps(value), json.dumps(_doubles(value)))
+
+
+def _doubles(value: Any) -> Any:
+    """A JSON value whose integers of more than 64 bits are the nearest doubles."""
+    if isinstance(value, dict):
+        return {key: _doubles(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_doubles(one) for one in value]
+    return float(value) if type(value) is int and not -(2**63) <= value < 2**64 else value
 
 
 def truncation(bench: Bench, conversation: Conversation) -> int:
@@ -580,16 +593,14 @@ _SPLITTABLE: Final = 8
 
 
 def schema(bench: Bench, conversation: Conversation) -> int:
-    """A tool's schema is printed in the bytes an engine prints: the client's key order, absent keys as null."""
+    """A tool's schema is printed in the bytes an engine prints: its keys in their order, and what stands for absent ones."""
     if not conversation.tools:
         return 0
     step = bench.steps(conversation)[0]
     text = bench.text(conversation, len(conversation.prompt))
     for tool in conversation.tools:
-        function = dict(tool["function"])
-        function.setdefault("description", None)
-        function.setdefault("parameters", None)
-        expected = json.dumps(function, ensure_ascii=False)
+        function = tool["function"]
+        expected = json.dumps(bench.codec.revision.tool_schema.of(function), ensure_ascii=False)
         if expected not in text:
             near = max(0, text.find(f'"name": "{function["name"]}"') - 40)
             raise Broken(
@@ -762,7 +773,7 @@ def _read(bench: Bench, turn: StoredTurn, ids: Ids, finish_reason: FinishReason)
     if read.state != "ok":
         return read
     made, said = (
-        [(one.name, json.dumps(one.arguments)) for one in message.tool_calls]
+        [(one.name, json.dumps(_doubles(one.arguments))) for one in message.tool_calls]
         for message in (read.message, turn.message)
     )
     if made != said:

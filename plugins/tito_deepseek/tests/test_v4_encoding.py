@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conversations import Conversation, conversations, json_objects, texts
-from tito_core.errors import TemplateError
-from tito_core.prompts.messages import Message, normalise, normalise_tools
+from tito_core.prompts.messages import normalise, normalise_tools
 from tito_core.prompts.template import Rendered
 from tito_deepseek.v4_encoding import LEVELS, V4Encoding, V41Encoding
-from v4_upstream import Version, recipe_prompt, recipe_text, released
+from v4_upstream import recipe_text, released
 
 MODES = st.booleans()
 EFFORTS = st.sampled_from(LEVELS)

@@ -110,7 +110,7 @@ def tito_family() -> Family:
             ControlToken(text=UNTHINK),
         ),
         split_pattern=SPLIT_PATTERN,
-        response_parser="tito_deepseek.v32_responses:parse",
+        response_parser="tito_deepseek.dsml_responses:parse_v32",
         parsers={"sglang": Parsers(reasoning="deepseek-v3", tool_call="deepseekv32")},
         revisions=(
             Revision(name="open", kwargs={"answered": False}, note="a thinking opener whatever follows it"),

@@ -57,8 +57,6 @@ NUMBER: Final = "Reasoning Effort: {} (range 1-100, the higher the value, the mo
 _dump = json.JSONEncoder(ensure_ascii=False).encode
 
 
-
-
 def _tools_text(mark: str, block: str) -> str:
     return f"""\
 ## Tools
@@ -306,7 +304,9 @@ def _arranged(form: _Format, messages: Sequence[Message], dropping: bool) -> tup
     for index, message in numbered:
         if message.role not in ("system", "developer", "user", "assistant", "tool"):
             raise _refusal(
-                index, message.role, "has a role that the format does not know: system, developer, user, assistant or tool"
+                index,
+                message.role,
+                "has a role that the format does not know: system, developer, user, assistant or tool",
             )
         if not form.released and (message.tools or message.response_format):
             what = "tools" if message.tools else "a response_format"

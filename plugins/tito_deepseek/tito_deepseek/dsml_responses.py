@@ -1,7 +1,8 @@
-"""DeepSeek V3.2's completions read back as messages: reasoning, content, and calls in DSML.
+"""Completions of DeepSeek V3.2, V4 and V4.1 read back as messages: reasoning, content, and calls in DSML.
 
-Written from the format's facts (the published parser is in `encoding_dsv32.py`, as SGLang 0.5.23 ships it) and compared
-with that file by the tests. Where it reads more or less than the published one, docs/deepseek-v32.md says why.
+Written from the formats' facts (the published parsers are in `encoding_dsv32.py`, as SGLang 0.5.23 ships it, in
+`encoding_dsv4.py`, as 0.5.14 does, and in `deepseek-recipe` 0.2.0) and compared with them by the tests. Where it reads more
+or less than the published ones, docs/deepseek-v32.md and docs/deepseek-v4.md say why.
 """
 
 from __future__ import annotations
@@ -9,26 +10,46 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal
 
 from tito_core import Parsed, Piece, Sampled, ToolCall, strict_json, tool_call
 
-__all__ = ["parse"]
+__all__ = ["parse_v4", "parse_v32", "parse_v41"]
 
 ANSWER: Final = "</think>"
 DSML: Final = "｜DSML｜"
-BLOCK_CLOSE: Final = "function_calls>"
-
-# What may stand after each DSML mark up to the next one, by what the marks before it opened or closed.
-_SEGMENTS: Final = {
-    "block": re.compile(r"function_calls>\n<"),
-    "invoke": re.compile(r'invoke name="([^"]+)">\n(?:<|\n?</)'),
-    "parameter": re.compile(r'parameter name="([^"]*)" string="(true|false)">(.*)</', re.DOTALL),
-    "parameter's end": re.compile(r"parameter>\n</?"),
-    "invoke's end": re.compile(r"invoke>\n</?"),
-    "block's end": re.compile(BLOCK_CLOSE),
-}
 _dump = json.JSONEncoder(ensure_ascii=False).encode
+
+
+@dataclass(frozen=True)
+class _Dialect:
+    """What a block of calls is named, and what stands between a mark and a tag's name."""
+
+    block: str
+    space: str = ""
+
+    @property
+    def end(self) -> str:
+        """What stands after the last mark of a block."""
+        return f"{self.space}{self.block}>"
+
+    @cached_property
+    def segments(self) -> dict[str, re.Pattern[str]]:
+        """What may stand after each mark up to the next one, by what the marks before it opened or closed."""
+        space = self.space
+        return {
+            "block": re.compile(rf"{self.end}\n<"),
+            "invoke": re.compile(rf'{space}invoke name="([^"]+)">\n(?:<|\n?</)'),
+            "parameter": re.compile(rf'{space}parameter name="([^"]*)" string="(true|false)">(.*)</', re.DOTALL),
+            "parameter's end": re.compile(rf"{space}parameter>\n</?"),
+            "invoke's end": re.compile(rf"{space}invoke>\n</?"),
+            "block's end": re.compile(self.end),
+        }
+
+
+V32, V4, V41 = _Dialect("function_calls"), _Dialect("tool_calls"), _Dialect("calls", " ")
 
 
 class _NotOk(Exception):
@@ -44,7 +65,19 @@ class _Incomplete(_NotOk):
         super().__init__(f"cut in its {where} (finish reason {sampled.finish_reason})")
 
 
-def parse(sampled: Sampled) -> Parsed:
+def parse_v32(sampled: Sampled) -> Parsed:
+    return _parse(sampled, V32)
+
+
+def parse_v4(sampled: Sampled) -> Parsed:
+    return _parse(sampled, V4)
+
+
+def parse_v41(sampled: Sampled) -> Parsed:
+    return _parse(sampled, V41)
+
+
+def _parse(sampled: Sampled, dialect: _Dialect) -> Parsed:
     """The message. Reasoning ends at the first `</think>` that was sampled as a control token, never at its spelling.
 
     Where the prompt opened reasoning and nothing closes it, a turn that ended by itself is an answer (malformed, all of
@@ -64,7 +97,7 @@ def parse(sampled: Sampled) -> Parsed:
             if not sampled.whole:
                 raise _Incomplete(sampled, "reasoning")
             raise _NotOk(f"the prompt opened reasoning, and no {ANSWER} closes it")
-        content, calls = _answer(sampled, rest)
+        content, calls = _answer(sampled, rest, dialect)
     except _NotOk as cause:
         return Parsed(rest, reasoning, (), cause.state, str(cause))
     return Parsed(content, reasoning, calls)
@@ -82,7 +115,7 @@ def _check_pieces(sampled: Sampled, closer: int) -> None:
             raise _NotOk(f"{where} spell {DSML} in ordinary tokens, and this vocabulary has it as a control token")
 
 
-def _answer(sampled: Sampled, rest: str) -> tuple[str, tuple[ToolCall, ...]]:
+def _answer(sampled: Sampled, rest: str, dialect: _Dialect) -> tuple[str, tuple[ToolCall, ...]]:
     """Content and calls of what follows the reasoning. No value can hold a mark, so marks cut it into what is known."""
     before, *segments = rest.split(DSML)
     if not segments:
@@ -93,10 +126,10 @@ def _answer(sampled: Sampled, rest: str) -> tuple[str, tuple[ToolCall, ...]]:
         raise _NotOk(f"{DSML} stands where no block of calls opens: after {before[-20:]!r}")
     wanted, calls, name, arguments = "block", list[ToolCall](), "", list[str]()
     for number, segment in enumerate(segments, 1):
-        found = _SEGMENTS[wanted].fullmatch(segment)
+        found = dialect.segments[wanted].fullmatch(segment)
         if found is None:
             last_is_cut = number == len(segments) and not sampled.whole
-            if last_is_cut and (wanted != "block's end" or BLOCK_CLOSE.startswith(segment)):
+            if last_is_cut and (wanted != "block's end" or dialect.end.startswith(segment)):
                 break
             raise _NotOk(f"the block of calls is broken: {segment[:40]!r} stands where the {wanted} should")
         closes = segment.endswith("</")
