@@ -20,7 +20,7 @@ import numpy as np
 
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EncodingError, GateError, MessageError, ThinkingError, TitoError, TruncatedTurnError
-from tito_core.families.family import APPEND_ROLES, Deployment, load_reference
+from tito_core.families.family import APPEND_ROLES, Deployment, Effort, load_reference
 from tito_core.prompts.messages import Message
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed
@@ -81,7 +81,7 @@ def resolve(bench: Bench) -> int:
 
 
 def thinking(bench: Bench) -> int:
-    """One mode: what is rendered and what the engine is told agree, under every name and from every layer."""
+    """One mode and one effort: what is rendered and what the engine is told agree, under every name, from every layer."""
     codec, declared = bench.codec, bench.codec.family.thinking
     messages = [{"role": "user", "content": "0"}]
     prompts = {mode: codec.prompt(messages, decision=codec.decide(mode)).ids for mode in declared.modes}
@@ -135,23 +135,72 @@ def thinking(bench: Bench) -> int:
         except ThinkingError:
             continue
         raise Broken(f"chat_template_kwargs {kwargs}, {why}, are accepted")
+    if declared.effort:
+        tried += _effort(bench, declared.effort, messages)
     if len(declared.modes) == 2:
         tried += 1
-        session = codec.session()
-        request = session.prepare(messages)
-        engine = ScriptedEngine(codec, bench.seed)
-        turn = session.commit(request, engine.say({"role": "assistant", "content": "a"}, request.decision))
-        try:
-            session.prepare(
-                [*messages, {"role": "assistant", "content": "a"}, *messages],
-                chat_template_kwargs={declared.forward_as: other},
-            )
-        except ThinkingError:
-            if session.turns != (turn,):
-                raise Broken("a refused change of mode changed the session") from None
-        else:
-            raise Broken("the mode can be changed after the first turn")
+        _frozen(bench, messages, {declared.forward_as: other})
     return tried
+
+
+def _effort(bench: Bench, effort: Effort, messages: list[dict[str, Any]]) -> int:
+    """Every level means thinking on, is rendered and sent, and gives way to a higher layer; `off` means thinking off."""
+    codec, mode = bench.codec, bench.codec.family.thinking.forward_as
+    levels: tuple[str | int, ...] = (*effort.levels, *(effort.range or ()))
+    asked: list[tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any]]] = [
+        ({mode: True}, None, {mode: True, effort.name: effort.default})
+    ]
+    for level, other in zip(levels, (*levels[1:], levels[0]), strict=True):
+        told = {mode: True, effort.name: level}
+        asked += [(None, {effort.name: level}, told), ({effort.name: level}, {effort.name: other}, told)]
+        asked += [({mode: True}, {effort.name: level}, told), ({mode: False}, {effort.name: level}, {mode: False})]
+        if effort.off is not None:
+            asked.append(({effort.name: effort.off}, {effort.name: level}, {mode: False}))
+    for request, session, told in asked:
+        made = codec.session(chat_template_kwargs=session).prepare(messages, chat_template_kwargs=request)
+        found = made.engine_kwargs.get("chat_template_kwargs")
+        if found != told:
+            raise Broken(
+                f"request {request} over session chat_template_kwargs {session} mean {told}; the engine is told {found}"
+            )
+        rendered = codec.render(messages, decision=codec.decide(chat_template_kwargs=told))
+        same_ids(
+            bench,
+            bench.encode(rendered.text),
+            made.ids,
+            f"request {request} over session {session} render another effort",
+        )
+    refused: list[dict[str, Any]] = [{effort.name: "no such level"}, {effort.name: True}]
+    refused += [{effort.name: levels[0], mode: False}]
+    if effort.off is not None:
+        refused.append({effort.name: effort.off, mode: True})
+    if effort.range:
+        refused += [{effort.name: effort.range[0] - 1}, {effort.name: effort.range[1] + 1}]
+    for kwargs in refused:
+        try:
+            codec.session(chat_template_kwargs=kwargs).prepare(messages)
+        except ThinkingError:
+            continue
+        raise Broken(f"chat_template_kwargs {kwargs} are accepted")
+    another = next((level for level in levels if level != effort.default), None)
+    if another is not None:
+        _frozen(bench, messages, {effort.name: another})
+    return len(asked) + len(refused) + 1
+
+
+def _frozen(bench: Bench, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> None:
+    """After a turn in the default mode, these kwargs are refused and change nothing."""
+    session = bench.codec.session()
+    request = session.prepare(messages)
+    said = {"role": "assistant", "content": "a"}
+    turn = session.commit(request, ScriptedEngine(bench.codec, bench.seed).say(said, request.decision))
+    try:
+        session.prepare([*messages, said, *messages], chat_template_kwargs=kwargs)
+    except ThinkingError:
+        if session.turns != (turn,):
+            raise Broken(f"a refused change to {kwargs} changed the session") from None
+    else:
+        raise Broken(f"chat_template_kwargs {kwargs} are accepted after a turn in another mode")
 
 
 def gate(bench: Bench) -> int:
@@ -694,10 +743,12 @@ def control(bench: Bench, conversation: Conversation) -> int:
         raise Broken(f"{chosen!r} in contents is not rejected where it should be")
     joined = bench.steps(conversation)[-1]
     if joined.turn is not None:
-        append = codec.append(joined.turn, spiked.rounds[-1].appended, append_roles=bench.roles)
+        harmless, append = (
+            codec.append(joined.turn, one.rounds[-1].appended, append_roles=bench.roles) for one in (usual, spiked)
+        )
         same_ids(
             bench,
-            bench.controls_in(joined.append.suffix),
+            bench.controls_in(harmless.suffix),
             bench.controls_in(append.suffix),
             f"the text {chosen!r} in an append became a control token",
             message_index=joined.turn.length,

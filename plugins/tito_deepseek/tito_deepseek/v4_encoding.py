@@ -292,6 +292,8 @@ def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], s
         if opens and following in (None, "assistant"):
             last = place == last_turn if form.released else following is None
             parts.template(ASSISTANT + (THINK if thinking and (last or not dropping) else ANSWER), index, role)
+    if not form.released and messages and _is_system(messages[-1]) and (not body or body[-1][1].role == "assistant"):
+        parts.template(ASSISTANT + (THINK if thinking else ANSWER), len(messages) - 1, messages[-1].role)
     return parts.rendered()
 
 
