@@ -126,11 +126,17 @@ def _recipe(recipe: Recipe) -> str:
     sizes = _pairs(
         {
             name: size
-            for name in ("tensor_parallel", "expert_parallel", "data_parallel", "pipeline_parallel")
-            if (size := getattr(recipe, name)) > 1
+            for name in (
+                "tensor_parallel",
+                "expert_parallel",
+                "data_parallel",
+                "pipeline_parallel",
+                "max_running_requests",
+            )
+            if (size := getattr(recipe, name) or 1) > 1
         }
     )
-    return f"{said}; {sizes}" if sizes else said
+    return "; ".join(filter(None, (said, sizes, _pairs(recipe.arguments), _pairs(recipe.environment))))
 
 
 def _roles(title: str, roles: AppendRoles) -> Table:

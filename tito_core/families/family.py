@@ -441,26 +441,34 @@ class Speculative(Declaration):
 
 
 class Recipe(Declaration):
-    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation."""
+    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation.
+
+    `arguments` are further ones of the engine, by their long names without dashes in front; true is a bare flag.
+    """
 
     speculative: Speculative | None
     tensor_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
     data_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
+    max_running_requests: int | None = Field(default=None, ge=1)
+    arguments: JsonObject = {}
     environment: Annotated[dict[str, str], FROZEN] = {}
     source: str = ""
 
 
 class Rule(Declaration):
-    """A named check of a recipe: a reference to a function, so that a declaration stays data."""
+    """A named check of a recipe: a reference to a function, so that a declaration stays data.
+
+    It is called as `check(recipe, deployment)`, and answers why the recipe can't be served, or None.
+    """
 
     name: str
     check: Reference
 
 
 class Deployment(Declaration):
-    """What a recipe is asked for."""
+    """What a recipe is asked for. `overrides` are a caller's own values for fields of the recipe."""
 
     engine: str = "sglang"
     version: str | None = None

@@ -38,6 +38,7 @@ from tito_core.families.family import (
     Template,
     ThinkingDecision,
     blaming,
+    load_reference,
 )
 from tito_core.families.installed import FamilyInfo, distinct, info_of, installed, requires_core
 
@@ -137,12 +138,21 @@ class LoadedFamily:
         return narrow
 
     def recipe(self, deployment: Deployment) -> Recipe:
-        """The recipe for a deployment. Raises FamilyError where the family has no such profile."""
+        """The recipe for a deployment, its overrides in it. Raises FamilyError where the family has no such profile, where
+        the overrides make none, or where a rule of the family refuses it."""
         answer = self._ask("tito_speculative_recipe", Recipe, deployment=deployment)
         if answer is None:
             known = ", ".join(self.declaration.recipes) or "none"
             raise FamilyError(f"{self.name} has no recipe of the profile {deployment.profile!r}; known: {known}")
-        return answer
+        said = f"{self.name} can't be served with the profile {deployment.profile!r}"
+        with blaming(f"{said} and the overrides {dict(deployment.overrides)}", FamilyError):
+            recipe = answer.model_copy(update=deployment.overrides)
+        for rule in self.declaration.recipe_rules:
+            with self._blaming(self._provider, f"the recipe rule {rule.name}"):
+                why = load_reference(rule.check)(recipe, deployment)
+            if why is not None:
+                raise FamilyError(f"{said}: {why}", rule=rule.name)
+        return recipe
 
     def cases(self) -> tuple[Case, ...]:
         """The conversations that the family itself brings to a verification. Raises PluginError."""

@@ -6,11 +6,15 @@ from tito_core import (
     AppendRoles,
     Boundary,
     ControlToken,
+    Deployment,
     Effort,
     Family,
     Parsers,
+    Recipe,
     Revision,
+    Rule,
     Segments,
+    Speculative,
     Thinking,
     ToolSchema,
     Vocabulary,
@@ -20,6 +24,79 @@ from tito_deepseek.v4_encoding import ANSWER, ASSISTANT, BOS, EOS, LEVELS, THINK
 from tito_deepseek.vocabulary import SPLIT_PATTERN
 
 CALL, UNCALL = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
+
+DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+DISPATCHED, RUNNING = 128, 256
+"""What SGLang 0.5.23 takes where neither is given: tokens that a rank dispatches, and requests of a V4 that run."""
+
+COOKBOOK = "SGLang, docs_new/cookbook DeepSeek-V4.mdx"
+
+
+def _eagle(steps: int) -> Speculative:
+    """With top-k 1 it drafts one token more than it takes steps."""
+    return Speculative(algorithm="EAGLE", num_steps=steps, eagle_topk=1, num_draft_tokens=steps + 1)
+
+
+RECIPES = {
+    "default": Recipe(
+        speculative=_eagle(3),
+        tensor_parallel=8,
+        source="miles, run_deepseek_v4.py --enable-mtp; tp: SGLang's for V4 Pro",
+    ),
+    "low-latency": Recipe(speculative=_eagle(3), tensor_parallel=8, source=f"{COOKBOOK}; V4 Flash fits tp 4"),
+    "balanced": Recipe(
+        speculative=_eagle(1),
+        tensor_parallel=8,
+        data_parallel=8,
+        expert_parallel=8,
+        max_running_requests=128,
+        arguments={"enable-dp-attention": True, "moe-a2a-backend": "deepep"},
+        environment={DISPATCH: "256"},
+        source=f"{COOKBOOK}; requests and dispatched tokens: the largest that both fit",
+    ),
+    "plain": Recipe(speculative=None, tensor_parallel=8, source=f"{COOKBOOK}, its high-throughput: no speculation"),
+    "rocm": Recipe(
+        speculative=_eagle(3),
+        tensor_parallel=8,
+        environment={"SGLANG_USE_AITER_AG": "false"},
+        source="miles, run_deepseek_v4.py --enable-mtp on AMD",
+    ),
+}
+
+
+def speculation(recipe: Recipe, deployment: Deployment) -> str | None:
+    """SGLang starts V4 with EAGLE of top-k 1 or with DSPARK, else not at all."""
+    one = recipe.speculative
+    if one is None or one.algorithm == "DSPARK" or (one.algorithm, one.eagle_topk) == ("EAGLE", 1):
+        return None
+    return f"it speculates with {one.algorithm} of top-k {one.eagle_topk}, and takes EAGLE of top-k 1 or DSPARK only"
+
+
+def dispatch(recipe: Recipe, deployment: Deployment) -> str | None:
+    """With DeepEP every running request's draft tokens are dispatched at once."""
+    if recipe.arguments.get("moe-a2a-backend") != "deepep":
+        return None
+    running, drafted = recipe.max_running_requests or RUNNING, 1
+    if recipe.speculative is not None:
+        drafted = recipe.speculative.num_draft_tokens
+    if running * drafted <= (fits := int(recipe.environment.get(DISPATCH, DISPATCHED))):
+        return None
+    return (
+        f"{running} running requests of {drafted} draft tokens dispatch {running * drafted} tokens, and {DISPATCH} is {fits}; "
+        "run fewer, or raise it"
+    )
+
+
+def all_gather(recipe: Recipe, deployment: Deployment) -> str | None:
+    """On AMD speculation ends turns early, or not at all, with aiter's all-gather."""
+    if deployment.platform != "rocm" or recipe.speculative is None:
+        return None
+    if recipe.environment.get("SGLANG_USE_AITER_AG", "").lower() in ("false", "0"):
+        return None
+    return "it speculates on rocm with aiter's all-gather, which ends turns early; set SGLANG_USE_AITER_AG=false"
+
+
+RULES = tuple(Rule(name=name, check=f"tito_deepseek.v4:{name}") for name in ("speculation", "dispatch", "all_gather"))
 
 VOCABULARY = Vocabulary(
     name="v4",
@@ -113,5 +190,7 @@ def tito_family() -> Family:
             ),
         ),
         vocabularies=(VOCABULARY,),
+        recipes=RECIPES,
+        recipe_rules=RULES,
         peers={"miles-tito-tokenizers": "deepseekv4"},
     )

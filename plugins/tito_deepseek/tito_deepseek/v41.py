@@ -66,4 +66,5 @@ def tito_family() -> Family:
             ),
         ),
         vocabularies=(VOCABULARY,),
+        recipe_rules=v4.RULES,
     )
