@@ -13,7 +13,7 @@ import pytest
 from fake_families import family
 
 import tito_core
-import tito_deepseek.v32_responses
+import tito_deepseek.dsml_responses
 from tito_core import Codec, Completion, Family, Parsed, Piece, Sampled, ToolCall
 from tito_core.errors import CompletionError, EncodingError, FamilyError
 from tito_core.prompts.messages import normalise_tools
@@ -52,7 +52,7 @@ def told(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Sampled], Any]) -> l
         seen.append(sampled)
         return answer(sampled)
 
-    monkeypatch.setattr(tito_deepseek.v32_responses, "parse", parser)
+    monkeypatch.setattr(tito_deepseek.dsml_responses, "parse_v32", parser)
     return seen
 
 
@@ -141,7 +141,7 @@ def test_a_parser_that_fails(
     with pytest.raises(FamilyError) as error:
         session.commit(request, completion(codec, "a"))
     assert str(error.value) == (
-        f"the response parser tito_deepseek.v32_responses:parse of deepseekv32 failed on completion c: {why}"
+        f"the response parser tito_deepseek.dsml_responses:parse_v32 of deepseekv32 failed on completion c: {why}"
     )
     assert session.turns == ()
 
