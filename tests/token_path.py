@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -71,11 +71,23 @@ def literal_ids(
     answered: bool = False,
 ) -> Ids:
     """A conversation's ids where no text that somebody wrote is a control token."""
+
+    def printed(messages: Sequence[Json], tools: Sequence[Json] | None) -> str | None:
+        return upstream_text(messages, tools, thinking=thinking, answered=answered)
+
+    return printed_ids(name, messages, tools, printed)
+
+
+def printed_ids(
+    name: Name,
+    messages: Sequence[Json],
+    tools: Sequence[Json] | None,
+    printed: Callable[[Sequence[Json], Sequence[Json] | None], str | None],
+) -> Ids:
+    """The same of what any published encoder prints."""
     written = json.dumps([messages, tools], ensure_ascii=False)
     mask = next(mark for mark in map(chr, range(0xE000, 0xF000)) if mark not in written)
-    text = upstream_text(
-        _broken(name, mask, messages), _broken(name, mask, tools), thinking=thinking, answered=answered
-    )
+    text = printed(_broken(name, mask, messages), _broken(name, mask, tools))
     assert text is not None
     ids: list[int] = []
     place = 0

@@ -12,12 +12,17 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal
 
+from hypothesis import strategies as st
+
+from conversations import Conversation, conversations, json_objects, texts
 from oracles import dsv4, recipe, tokenizer_json, tool_classes
+from token_path import engine_ids, plain
 
 Json = dict[str, Any]
 Version = Literal["4", "4.1"]
 MODELS: dict[Version, str] = {"4": "DeepSeek-V4-Pro", "4.1": "DeepSeek-V4.1-Flash"}
 ASK: Json = {"role": "user", "content": "q"}
+_SYSTEM = ("system", "developer")
 A_TOOL: Json = {"type": "function", "function": {"name": "f"}}
 
 
@@ -82,6 +87,30 @@ def recipe_text(
     return text.replace(tools_block(version), "", 1)
 
 
+@st.composite
+def served(draw: st.DrawFn, *, system_last: bool = False, system_later: bool = True) -> Conversation:
+    """Conversations that the recipe takes: schemas are JSON schemas of objects, and named as it wants them.
+
+    `system_last`: they may end with a system message; `system_later`: one may stand behind the front.
+    """
+    messages, tools = draw(conversations(carried=False, generation=True))
+    if not system_later:
+        messages = [message for at, message in enumerate(messages) if not at or message["role"] not in _SYSTEM]
+    if system_last and draw(st.integers(0, 3)) == 0:
+        messages.append({"role": "system", "content": draw(texts())})
+    made = []
+    for number, tool in enumerate(tools or ()):
+        function = {**tool["function"], "name": f"t_{number}"}
+        function.pop("strict", None)
+        if isinstance(function.get("parameters"), dict):
+            properties = {key: {"description": draw(texts())} for key in function["parameters"]}
+            function["parameters"] = {"type": "object", "x-note": draw(json_objects()), "properties": properties}
+        else:
+            function.pop("parameters", None)
+        made.append({**tool, "type": "function", "function": function})
+    return Conversation(messages, made if tools is not None else None)
+
+
 @cache
 def tools_block(version: Version) -> str:
     """What the recipe prints for A_TOOL."""
@@ -102,6 +131,18 @@ def recipe_ids(
 ) -> list[int]:
     """The ids that the recipe makes of a V4 prompt: what somebody wrote is plain text to it."""
     return list(_encoding().encode(_converted(messages, tools, thinking, effort, "4")))
+
+
+def marked_ids(prompt: Any, added: dict[str, int]) -> list[int]:
+    """Ids of a `RenderedPrompt` under V4's vocabulary and more control tokens: what it says is one, and text between."""
+    ids: list[int] = []
+    place = 0
+    for start, end in [*prompt.special_ranges, (len(prompt.prompt), len(prompt.prompt))]:
+        ids += plain("v4").encode(prompt.prompt[place:start], add_special_tokens=False).ids
+        if token := prompt.prompt[start:end]:
+            ids += [added[token]] if token in added else engine_ids("v4", token).tolist()
+        place = end
+    return ids
 
 
 @cache

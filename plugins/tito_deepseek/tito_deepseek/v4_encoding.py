@@ -52,6 +52,9 @@ Do not stop reasoning until you have independently verified the solution from mu
 assumption remains unchecked and no error remains undiscovered.
 
 """
+NO_DOUBLE: Final = (
+    "holds an integer that no double holds, and the format prints numbers as doubles; send it as a string"
+)
 NUMBER: Final = "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
 
 _dump = json.JSONEncoder(ensure_ascii=False).encode
@@ -163,24 +166,30 @@ class _Format:
 
 
 LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "ultra", "max")
-_RELEASED: Final = dict.fromkeys(LEVELS, "") | {"max": ABSOLUTE}
-_RECIPE: Final = dict.fromkeys(LEVELS, ABSOLUTE) | {"minimal": "", "low": "", "ultra": BEYOND, "max": BEYOND}
-_NUMBERS: Final = dict.fromkeys(LEVELS, 75) | {"minimal": 50, "low": 50, "ultra": 100, "max": 100}
+_RELEASED: Final[dict[str | int, str]] = {**dict.fromkeys(LEVELS, ""), "max": ABSOLUTE}
+_RECIPE: Final[dict[str | int, str]] = {
+    **dict.fromkeys(LEVELS, ABSOLUTE),
+    "minimal": "", "low": "", "ultra": BEYOND, "max": BEYOND,
+}
+_NUMBERS: Final[dict[str | int, int]] = {
+    **dict.fromkeys(LEVELS, 75),
+    "minimal": 50, "low": 50, "ultra": 100, "max": 100,
+    **{number: number for number in range(1, 101)},
+}
 
 
 def _budget(level: str | int) -> str | None:
-    number = level if isinstance(level, int) and 1 <= level <= 100 else _NUMBERS.get(str(level))
-    return None if number is None else NUMBER.format(number)
+    return NUMBER.format(_NUMBERS[level]) if level in _NUMBERS else None
 
 
 RELEASE: Final = _Format(
-    effort=lambda level: _RELEASED.get(str(level)),
+    effort=lambda level: _RELEASED.get(level),
     released=True,
     schema=(("description", None), ("name", None), ("parameters", None), ("strict", False), ("defer_loading", ...)),
     number=_exact,
 )
 RECIPE: Final = _Format(
-    effort=lambda level: _RECIPE.get(str(level)), bare='">', system=None, empty=False, number=_short_double
+    effort=lambda level: _RECIPE.get(level), bare='">', system=None, empty=False, number=_short_double
 )
 V41: Final = _Format(effort=_budget, mark="｜DSML｜ ", block="calls", system=SYSTEM)
 
@@ -233,7 +242,7 @@ def _switches(name: str, kwargs: Mapping[str, Any], **more: bool) -> dict[str, A
 
 def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any]) -> Rendered:
     thinking, level = switches["thinking"], switches["reasoning_effort"]
-    effort = form.effort(level)
+    effort = form.effort(level) if type(level) in (int, str) else None
     if effort is None:
         raise TemplateError(
             f"reasoning_effort is {level!r}, which the format does not know; it takes {', '.join(LEVELS)}"
@@ -312,9 +321,8 @@ def _arranged(form: _Format, messages: Sequence[Message], dropping: bool) -> tup
             )
         if not form.released and (message.tools or message.response_format):
             what = "tools" if message.tools else "a response_format"
-            raise _refusal(
-                index, message.role, f"carries {what}, which the format does not print; send tools with the request"
-            )
+            instead = "send tools with the request" if message.tools else "leave it out"
+            raise _refusal(index, message.role, f"carries {what}, which the format does not print; {instead}")
     if form.released:
         size = int(bool(messages) and messages[0].role == "system")
         if dropping:
@@ -373,7 +381,10 @@ def _print_tools(parts: Parts, form: _Format, tools: Sequence[Tool], index: int,
                 tool=tool.name,
             )
         parts.template(between, index, role)
-        parts.content(form.shown(tool), index, role)
+        try:
+            parts.content(form.shown(tool), index, role)
+        except OverflowError:
+            raise TemplateError(f"the tool {tool.name!r} {NO_DOUBLE}", tool=tool.name) from None
         between = "\n"
     parts.template(TOOLS_CLOSE, index, role)
 
@@ -392,7 +403,10 @@ def _print_calls(parts: Parts, form: _Format, calls: Sequence[ToolCall], index: 
             parts.template(gap + before, index, role)
             parts.content(key, index, role)
             parts.template(f'" string="{"true" if is_string else "false"}">', index, role)
-            parts.content(value if is_string else form.json(value), index, role)
+            try:
+                parts.content(value if is_string else form.json(value), index, role)
+            except OverflowError:
+                raise _refusal(index, role, NO_DOUBLE) from None
             gap = after + "\n"
         closed = after if call.arguments else form.bare
         opened = closed + between
