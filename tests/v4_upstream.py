@@ -88,12 +88,14 @@ def recipe_text(
 
 
 @st.composite
-def served(draw: st.DrawFn, *, system_last: bool = False, system_later: bool = True) -> Conversation:
+def served(
+    draw: st.DrawFn, *, system_last: bool = False, system_later: bool = True, developer: bool = True
+) -> Conversation:
     """Conversations that the recipe takes: schemas are JSON schemas of objects, and named as it wants them.
 
     `system_last`: they may end with a system message; `system_later`: one may stand behind the front.
     """
-    messages, tools = draw(conversations(carried=False, generation=True))
+    messages, tools = draw(conversations(carried=False, developer=developer, generation=True))
     if not system_later:
         messages = [message for at, message in enumerate(messages) if not at or message["role"] not in _SYSTEM]
     if system_last and draw(st.integers(0, 3)) == 0:

@@ -169,11 +169,17 @@ LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "ultra", "max")
 _RELEASED: Final[dict[str | int, str]] = {**dict.fromkeys(LEVELS, ""), "max": ABSOLUTE}
 _RECIPE: Final[dict[str | int, str]] = {
     **dict.fromkeys(LEVELS, ABSOLUTE),
-    "minimal": "", "low": "", "ultra": BEYOND, "max": BEYOND,
+    "minimal": "",
+    "low": "",
+    "ultra": BEYOND,
+    "max": BEYOND,
 }
 _NUMBERS: Final[dict[str | int, int]] = {
     **dict.fromkeys(LEVELS, 75),
-    "minimal": 50, "low": 50, "ultra": 100, "max": 100,
+    "minimal": 50,
+    "low": 50,
+    "ultra": 100,
+    "max": 100,
     **{number: number for number in range(1, 101)},
 }
 
