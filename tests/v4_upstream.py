@@ -147,10 +147,42 @@ def marked_ids(prompt: Any, added: dict[str, int]) -> list[int]:
     return ids
 
 
+def recipe_reads(ids: Sequence[int], *, thinking: bool, version: Version = "4", finish: str = "Stop") -> Json:
+    """What the recipe's parser makes of a completion under V4's vocabulary: `content`, `reasoning`, and `calls` as name
+    and JSON text of the arguments. `ids` end without the stop token."""
+    model = recipe().ModelVersion.DeepseekV4Pro if version == "4" else recipe().ModelVersion.DeepseekV41Flash
+    request = recipe().ConversationRequest(recipe().Conversation(), model)
+    options = recipe().ParsingOptions(
+        parse_tool_calls=True,
+        parse_json_output=False,
+        thinking_initial_stage=recipe().ThinkingInitialStage.ReasoningStart if thinking else None,
+        special_tokens=recipe().SpecialTokens(),
+    )
+    generator = recipe().ChatCompletionRequest.chunk_generator(request, "", MODELS[version])
+    processor = recipe().StreamProcessor(generator, options, _tokenizer())
+    chunks = processor.push(recipe().InferenceChunk.tokens(list(ids))) if len(ids) else []
+    if not processor.finished:
+        chunks += processor.push(recipe().InferenceChunk.finish(getattr(recipe().InferenceFinishReason, finish)))
+    content = reasoning = ""
+    calls: dict[int, list[str]] = {}
+    for chunk in chunks:
+        delta = json.loads(chunk.to_json())["choices"][0]["delta"]
+        content += delta.get("content") or ""
+        reasoning += delta.get("reasoning_content") or ""
+        for call in delta.get("tool_calls") or ():
+            made = calls.setdefault(call["index"], [call["function"].get("name") or "", ""])
+            made[1] += call["function"]["arguments"]
+    return {"content": content, "reasoning": reasoning, "calls": [tuple(call) for _, call in sorted(calls.items())]}
+
+
+@cache
+def _tokenizer() -> Any:
+    return recipe().Tokenizer.from_file(str(tokenizer_json("v4")))
+
+
 @cache
 def _encoding() -> Any:
-    tokenizer = recipe().Tokenizer.from_file(str(tokenizer_json("v4")))
-    return recipe().DeepseekV4Encoding().with_tokenizer(tokenizer)
+    return recipe().DeepseekV4Encoding().with_tokenizer(_tokenizer())
 
 
 def _converted(
