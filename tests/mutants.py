@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 
 
 class Mutant(NamedTuple):
-    """`old`, found exactly once in the source of the module, becomes `new` in `function`; `check` is to catch it."""
+    """`old`, found exactly once in the source of the module, becomes `new` in `function`; `check` is to catch it, when
+    `family` is verified."""
 
     name: str
     check: str
     function: str  # package.module:qualified.name
     old: str
     new: str
+    family: str = "deepseekv32"
 
     def __str__(self) -> str:
         return self.name
@@ -398,5 +400,92 @@ MUTANTS = (
         "if not np.array_equal(expected[marks], actual[other]):",
         """other = other[: len(marks)]
         if not len(marks) == len(other) == sum(np.isin(expected[marks], actual[other])):""",
+    ),
+    # Families that fold, with an effort and with schemas of their own.
+    Mutant(
+        "effort not forwarded",
+        "thinking",
+        "tito_core.families.defaults:tito_forward_thinking",
+        "forward_kwargs={**said}",
+        "forward_kwargs={**others, thinking.forward_as: enabled}",
+        "deepseekv4",
+    ),
+    Mutant(
+        "effort of a lower layer",
+        "thinking",
+        "tito_core.families.defaults:tito_forward_thinking",
+        "(*levels, effort.default)[0]",
+        "(*levels[::-1], effort.default)[0]",
+        "deepseekv4",
+    ),
+    Mutant(
+        "any number is an effort",
+        "thinking",
+        "tito_core.families.family:Effort.takes",
+        "return self.range[0] <= value <= self.range[1]",
+        "return True",
+        "deepseekv41",
+    ),
+    Mutant(
+        "thought dropped without tools",
+        "prefix",
+        "tito_deepseek.v4_encoding:_render",
+        'dropping = switches["drop_thinking"] and thinking and not (',
+        "dropping = thinking and not (",
+        "deepseekv4",
+    ),
+    Mutant(
+        "hoisted system appended",
+        "gate",
+        "tito_deepseek.v4:tito_family",
+        "append_roles=FOLDING,",
+        "append_roles=IN_PLACE.model_copy(),",
+        "deepseekv4",
+    ),
+    Mutant(
+        "schema as sent",
+        "schema",
+        "tito_deepseek.v4_encoding:_Format.shown",
+        "return self.json({key: value for key, value in shown.items() if value is not ...})",
+        "return self.json(tool.function)",
+        "deepseekv4",
+    ),
+    Mutant(
+        "folded result stripped",
+        "content",
+        "tito_deepseek.v4_encoding:_render",
+        """parts.content(message.content, index, role)
+                parts.template(RESULT[1], index, role)""",
+        """parts.content(message.content.strip(), index, role)
+                parts.template(RESULT[1], index, role)""",
+        "deepseekv4",
+    ),
+    Mutant(
+        "folded user trusted",
+        "control",
+        "tito_deepseek.v4_encoding:_render",
+        """parts.template(RESULT[1], index, role)
+            else:
+                parts.content(message.content, index, role)""",
+        """parts.template(RESULT[1], index, role)
+            else:
+                parts.template(message.content, index, role)""",
+        "deepseekv4",
+    ),
+    Mutant(
+        "header forgotten after a fold",
+        "gate",
+        "tito_deepseek.v4_encoding:_render",
+        'opens = folds or role == "developer"',
+        'opens = (folds and not after_user) or role == "developer"',
+        "deepseekv4",
+    ),
+    Mutant(
+        "another model's block read",
+        "parse",
+        "tito_deepseek.dsml_responses:parse_v41",
+        "return _parse(sampled, V41)",
+        "return _parse(sampled, V4)",
+        "deepseekv41",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -14,12 +15,14 @@ from tito_core.verify.report import Report
 
 pytestmark = pytest.mark.slow
 
-RUN = {"vocabulary": "r1", "conversations": 40, "sessions": 4, "seed": 1}
+VOCABULARIES = {"deepseekv32": "r1", "deepseekv4": "v4", "deepseekv41": "v4"}
 
 
-def verify() -> Report:
+def verify(family: str) -> Report:
     """With a registry of its own: a declaration is remembered."""
-    return run.verify("deepseekv32", registry=Registry(), **RUN)  # type: ignore[arg-type]
+    return run.verify(
+        family, registry=Registry(), vocabulary=VOCABULARIES[family], conversations=40, sessions=4, seed=1
+    )
 
 
 def columns(report: Report) -> dict[str, bool]:
@@ -29,12 +32,15 @@ def columns(report: Report) -> dict[str, bool]:
     }
 
 
-@pytest.fixture(scope="module")
-def twin() -> Report:
-    return verify()
+@cache
+def twin_of(family: str) -> Report:
+    """The same without a fault, verified before there was any."""
+    return verify(family)
 
 
-def test_without_a_fault_every_check_holds(twin: Report) -> None:
+@pytest.mark.parametrize("family", VOCABULARIES)
+def test_without_a_fault_every_check_holds(family: str) -> None:
+    twin = twin_of(family)
     assert twin.exit_code == 0
     assert all(columns(twin).values())
     assert all(check.conversations for check in twin.checks)
@@ -42,11 +48,12 @@ def test_without_a_fault_every_check_holds(twin: Report) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_is_caught_by_its_check(
-    mutant: Mutant, twin: Report, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
+    twin_of(mutant.family)
     monkeypatch.setattr(run, "SHRINK_SECONDS", 0.3)
     with in_effect(mutant):
-        report = verify()
+        report = verify(mutant.family)
     found = columns(report)
     record_property("mutant", json.dumps([mutant.name, mutant.check, found]))
     assert not found[mutant.check]
@@ -55,8 +62,9 @@ def test_a_mutant_is_caught_by_its_check(
     assert report.exit_code == 1
 
 
-def test_nothing_of_them_is_left(twin: Report) -> None:
-    again = verify()
+@pytest.mark.parametrize("family", VOCABULARIES)
+def test_nothing_of_them_is_left(family: str) -> None:
+    again, twin = verify(family), twin_of(family)
     assert again.model_copy(update={"seconds": 0.0}) == twin.model_copy(update={"seconds": 0.0})
 
 
