@@ -86,7 +86,8 @@ def test_the_plugin_wheel_holds_the_plugin_with_its_vocabularies(wheels: dict[st
     assert {"METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"} <= about
     assert "licenses/tito_deepseek/vocabularies/PROVENANCE" in about
     assert metadata(wheels["tito_deepseek"], "entry_points.txt").split() == [
-        *("[tito.families]", "deepseekv32", "=", "tito_deepseek.v32")
+        *("[tito.families]", "deepseekv32", "=", "tito_deepseek.v32"),
+        *("deepseekv4", "=", "tito_deepseek.v4", "deepseekv41", "=", "tito_deepseek.v41"),
     ]
     requires = Parser().parsestr(metadata(wheels["tito_deepseek"], "METADATA")).get_all("Requires-Dist")
     assert requires == ["tito-core<0.2,>=0.1"]

@@ -56,7 +56,7 @@ def sent(conversation: Conversation) -> Conversation:
 def test_the_server_renders_what_we_send(v4: Server, level: str | None) -> None:
     """Id by id, whatever somebody wrote in it: content is plain text to both."""
     decision = codec().decide(chat_template_kwargs={} if level is None else {"reasoning_effort": level})
-    examples = [one for one in drawn(served(system_later=False), 24) if not large([one.messages, one.tools])]
+    examples = [sent(one) for one in drawn(served(), 24) if not large([one.messages, one.tools])]
     theirs = at_once(lambda one: rendered(v4, one, chat_template_kwargs=decision.forward_kwargs), examples)
     compared = 0
     for (messages, tools), ids in zip(examples, theirs, strict=True):

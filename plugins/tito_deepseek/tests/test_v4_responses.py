@@ -233,6 +233,23 @@ def test_broken_blocks(form: Form, inside: str, why: str) -> None:
     assert found.why.startswith(why.format(space=space, block=named))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\n\n<@tool_calls>\n<@invoke name="f">\n{"a": 1}\n</@invoke>\n</@tool_calls>',
+        '\n\n<@function_calls>\n<@invoke name="f">\n</@invoke>\n</@function_calls>',
+        '\n\n<@tool_calls>\n<@invoke name="f">\n</@invoke>',
+    ],
+)
+def test_what_the_recipe_calls_and_we_do_not(text: str) -> None:
+    """The released parser refuses it as we do."""
+    text = text.replace("@", "｜DSML｜")
+    assert recipe_reads(engine_ids("v4", text), thinking=False)["calls"] == [("f", "{}")]
+    with pytest.raises((ValueError, AssertionError)):
+        dsv4().parse_message_from_completion_text(text + END, "chat")
+    assert read_text("recipe", text + END).state == "malformed"
+
+
 def test_the_prompt_that_opened_a_thought_nobody_closed() -> None:
     found = read("recipe", [*engine_ids("v4", "so it goes"), EOS], True)
     assert (found.state, found.content) == ("malformed", "so it goes")
