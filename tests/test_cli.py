@@ -77,6 +77,10 @@ def tito_family():
         ),
         known_issues=(KnownIssue(name="slow", summary="It is slow.", matches="slow", advice="Wait\\x1b[31m."),),
     )
+
+
+def even(recipe, deployment):
+    return None
 """
 
 

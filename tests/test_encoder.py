@@ -31,6 +31,7 @@ from tito_core.prompts.template import Parts, Rendered, Span
 from tito_core.tokens import encoder as module
 from tito_core.tokens.encoder import GPT2_PATTERN, Encoder, IdSpan, Mode, load_vocabulary
 from tito_deepseek.vocabulary import SPLIT_PATTERN
+from token_path import toy_tokenizer
 
 NASTY: Final = (
     *("a", "Z", "the", " The", "ing", "don't", "'LL", "'ſ", "K", "é", "e\u0301", "\u0301\u0301", "ß", "Ω", "ж", "א", "ب"),
@@ -767,6 +768,25 @@ def test_a_shipped_vocabulary_is_unpacked_by_its_suffix(shipped: Path) -> None:
     for name, data in packed.items():
         (shipped / name).write_bytes(data)
         assert load_vocabulary(shipped.name, _declared(name)) == DATA
+
+
+def test_control_tokens_that_a_shipped_vocabulary_lacks_are_put_behind_its_last_id(shipped: Path) -> None:
+    data = toy_tokenizer(["ab"], ["<|end|>"])
+    (shipped / "v.json").write_bytes(data)
+    declared = Vocabulary(
+        name="v",
+        file="v.json",
+        sha256=hashlib.sha256(data).hexdigest(),
+        stands_in_for="Another",
+        added=("<|new|>", "<|two|>"),
+    )
+    bare, made = Encoder.from_json(data), Encoder.from_json(load_vocabulary(shipped.name, declared))
+    last = bare.token_id("<|end|>")
+    assert last is not None
+    assert [made.token_id(text) for text in declared.added] == [last + 1, last + 2]
+    assert [bare.token_id(text) for text in declared.added] == [None, None]
+    assert made.tokenizer.encode("ab<|two|>", add_special_tokens=False).ids == [256, last + 2]
+    assert made.encode_text("ab<|two|>").tolist() == bare.encode_text("ab<|two|>").tolist()
 
 
 def test_a_shipped_vocabulary_that_is_not_the_declared_one_raises(

@@ -20,6 +20,7 @@ from tito_core import (
     Case,
     ControlToken,
     Deployment,
+    Effort,
     Family,
     KnownIssue,
     Parsers,
@@ -30,6 +31,7 @@ from tito_core import (
     Speculative,
     Template,
     Thinking,
+    ToolSchema,
     Vocabulary,
 )
 from tito_core.errors import FamilyError
@@ -190,6 +192,8 @@ DECLARED: dict[type[Declaration], Callable[[], dict[str, Any]]] = {
     Segments: lambda: {"delimiters": (), "headers": ()},
     ControlToken: lambda: {"text": "<end>"},
     Vocabulary: lambda: {"name": "v", "file": "f", "sha256": "0" * 64},
+    Effort: lambda: {"name": "e", "levels": ("a",), "default": "a"},
+    ToolSchema: dict,
     Revision: lambda: {"name": "r"},
     Parsers: dict,
     Speculative: lambda: {"algorithm": "EAGLE", "num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2},
@@ -270,6 +274,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"revisions": (Revision(name="a", kwargs={"thinking": True}),)},
         "the template kwarg 'thinking' is in thinking.aliases and in revisions.kwargs; it belongs in one",
     ),
+    "an effort that is a kwarg": (
+        {
+            "kwargs": ("effort",),
+            "thinking": Thinking(
+                aliases=("a",), forward_as="a", default=True, effort=Effort(name="effort", levels=("x",), default="x")
+            ),
+        },
+        "the template kwarg 'effort' is in thinking.effort and in kwargs; it belongs in one",
+    ),
     "a template that is none": (
         {"template": "encoding"},
         "'encoding' is not a reference of the form 'package.module:name'",
@@ -317,6 +330,21 @@ WRONG_PARTS: list[tuple[Callable[[], object], str]] = [
         lambda: Thinking(aliases=("a",), forward_as="a", default=True, modes=(False,)),
         "default True is not among modes [False]",
     ),
+    (lambda: Effort(name="e", levels=("a",), default="b"), "default 'b' is not among levels ['a']"),
+    (
+        lambda: Effort(name="e", levels=("a", "none"), default="a"),
+        "off 'none' is among levels: it would mean thinking on and off",
+    ),
+    (
+        lambda: Thinking(
+            aliases=("a",), forward_as="a", default=True, effort=Effort(name="a", levels=("x",), default="x")
+        ),
+        "the effort 'a' is among aliases: it is no name of the mode",
+    ),
+    (
+        lambda: Vocabulary(name="v", file="f", sha256="0" * 64, added=("<x>",)),
+        "added names tokens that the file lacks: then it stands in for another, say which",
+    ),
 ]
 
 
@@ -325,6 +353,16 @@ def test_a_part_that_contradicts_itself(make: Callable[[], object], said: str) -
     with pytest.raises(ValidationError) as caught:
         make()
     assert [problem["msg"] for problem in caught.value.errors()] == [f"Value error, {said}"]
+
+
+def test_a_tools_schema_as_it_is_printed() -> None:
+    sent = {"parameters": None, "name": "f", "x": 1}
+    assert list(ToolSchema().of(sent).items()) == [("parameters", None), ("name", "f"), ("x", 1), ("description", None)]
+    made = ToolSchema(order=("name", "description", "strict"), absent={"description": ""})
+    assert list(made.of(sent).items()) == [("name", "f"), ("description", "")]
+    assert list(made.of({"strict": True, "name": "f", "description": "d"}).items()) == [
+        *(("name", "f"), ("description", "d"), ("strict", True))
+    ]
 
 
 def rules(roles: str, ends: str, **follows: str) -> AppendRoles:

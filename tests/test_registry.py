@@ -285,6 +285,61 @@ def test_a_recipe_of_an_unknown_profile_names_the_known_ones(fakes: Fakes) -> No
         loaded.recipe(Deployment())
 
 
+RULED = """
+from tito_core import Rule
+
+def even(recipe, deployment):
+    return f"{recipe.tensor_parallel} is odd" if recipe.tensor_parallel % 2 else None
+"""
+
+
+@pytest.fixture
+def ruled(fakes: Fakes) -> Any:
+    """A family whose recipes have an even size, and a recipe of the house that has none."""
+    declares = (
+        "fake_families.family('odd', recipes={'p': Recipe(speculative=None, tensor_parallel=2)}, "
+        "recipe_rules=(Rule(name='even', check='fake_odd:even'), Rule(name='broken', check='fake_odd:broken'))[:BROKEN])"
+    )
+
+    def made(in_override: str | None, rules: int = 1) -> LoadedFamily:
+        module = source("odd", RULED + "def broken(recipe, deployment): return 1 / 0\n")
+        module = module.replace("fake_families.family('odd')", declares.replace("BROKEN", str(rules)))
+        fakes.add("fake-odd", families={"odd": "fake_odd"}, modules={"fake_odd": module})
+        if in_override is not None:
+            fakes.add("fake-house", overrides={"house": "fake_house"}, modules={"fake_house": override(in_override)})
+        return fakes.registry().family("odd")
+
+    return made
+
+
+def test_a_callers_own_values_and_the_familys_rules(ruled: Any) -> None:
+    recipe = ruled(None).recipe
+    assert recipe(Deployment(profile="p")).tensor_parallel == 2
+    assert recipe(Deployment(profile="p", overrides={"tensor_parallel": 4})).tensor_parallel == 4
+    with pytest.raises(FamilyError) as caught:
+        recipe(Deployment(profile="p", overrides={"tensor_parallel": 3}))
+    assert (str(caught.value), caught.value.where) == (
+        "odd can't be served with the profile 'p': 3 is odd",
+        {"rule": "even"},
+    )
+    with pytest.raises(FamilyError) as caught:
+        recipe(Deployment(profile="p", overrides={"tp": 3}))
+    assert str(caught.value) == (
+        "odd can't be served with the profile 'p' and the overrides {'tp': 3}: tp: Extra inputs are not permitted"
+    )
+
+
+def test_the_familys_rules_hold_for_an_override_too(ruled: Any) -> None:
+    hook = "@hookimpl\ndef tito_speculative_recipe(deployment): return Recipe(speculative=None, tensor_parallel=5)"
+    with pytest.raises(FamilyError, match="^odd can't be served with the profile 'p': 5 is odd$"):
+        ruled(hook).recipe(Deployment(profile="p"))
+
+
+def test_a_rule_that_fails_is_blamed_on_its_plugin(ruled: Any) -> None:
+    with pytest.raises(PluginError, match="failed in the recipe rule broken for the family odd: ZeroDivisionError"):
+        ruled(None, 2).recipe(Deployment(profile="p"))
+
+
 def test_a_revision_with_roles_of_its_own_is_narrowed_by_an_override_too(fakes: Fakes) -> None:
     narrow = "@hookimpl\ndef tito_append_roles(family): return family.append_roles.narrowed({'tool'})"
     loaded = loaded_with(fakes, "", narrow)

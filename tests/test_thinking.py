@@ -244,3 +244,57 @@ def test_a_real_family_s_prompt_ends_as_the_engine_is_told(kwargs: dict[str, Any
     text = renderer(real.template()).render([Message("user", "q")], tools=(), kwargs=decision.render_kwargs).text
     assert text.endswith("<｜Assistant｜><think>" if mode else "<｜Assistant｜></think>")
     assert engine_kwargs(decision) == {"chat_template_kwargs": {"thinking": mode}}
+
+
+EFFORT = (
+    "thinking=fake_families.Thinking(aliases=('t',), forward_as='t', default=True, effort=Effort(name='e', "
+    "levels=('low', 'high'), default='high', range=(1, 9)))"
+)
+HIGH, LOW, NINE = ({"t": True, "e": level} for level in ("high", "low", 9))
+DECIDED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({}, {}, HIGH),
+    ({"t": True}, {}, HIGH),
+    ({"e": "low"}, {}, LOW),
+    ({"e": 9}, {}, NINE),
+    ({"e": "none"}, {}, {"t": False}),
+    ({"t": False}, {"e": "low"}, {"t": False}),
+    ({"e": "none"}, {"e": "low"}, {"t": False}),
+    ({"t": True}, {"e": "low"}, LOW),
+    ({"t": True}, {"e": "none"}, HIGH),
+    ({"e": "low"}, {"t": False}, LOW),
+    ({"e": "low"}, {"e": 9}, LOW),
+    ({"e": None, "t": None}, {"e": 9}, NINE),
+    ({"e": "none", "t": False}, {}, {"t": False}),
+]
+
+
+def with_effort(tmp_path: Path) -> LoadedFamily:
+    with fakes_below(tmp_path) as fakes:
+        module = source().replace("family('fake')", f"family('fake', {EFFORT})")
+        module = f"from tito_core import Effort\n{module}"
+        fakes.add("fake-one", families={"fake": "fake_effort"}, modules={"fake_effort": module})
+        return fakes.registry().family("fake")
+
+
+def test_an_effort_is_one_setting_with_the_mode(tmp_path: Path) -> None:
+    loaded = with_effort(tmp_path)
+    for request, session, told in DECIDED:
+        decision = resolve(loaded, request=request, session=session)
+        assert (decision.enabled, decision.forward_kwargs) == (told["t"], told), (request, session)
+        assert decision.render_kwargs == {"keep": True, **told}
+        # What the engine was told asks for the same again.
+        frozen(decision, resolve(loaded, session=decision.forward_kwargs))
+
+
+def test_efforts_that_are_refused(tmp_path: Path) -> None:
+    loaded = with_effort(tmp_path)
+    takes = "fake takes 'none', 'low', 'high' or a whole number from 1 to 9 there"
+    for value in ("max", 0, 10, 1.0, True, [9]):
+        caught = refused(loaded, request={"e": value})
+        assert str(caught) == f"request chat_template_kwargs has e={value!r}; {takes}"
+        assert caught.where == {"layer": "request", "key": "e"}
+    for kwargs in ({"t": False, "e": "low"}, {"t": True, "e": "none"}):
+        said = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+        assert str(refused(loaded, session=kwargs)) == (
+            f"session chat_template_kwargs says both on and off: {said}; these are one setting, send one of them"
+        )
