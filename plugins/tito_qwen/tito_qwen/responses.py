@@ -21,6 +21,8 @@ __all__ = ["hermes", "hermes_instruct", "xml", "xml_instruct"]
 THINK, UNTHINK = "<think>", "</think>"
 CALL, UNCALL = "<tool_call>", "</tool_call>"
 MARKS: Final = (THINK, UNTHINK, CALL, UNCALL)
+# What a model may write about as it may about any text: in a thought or a call it stands for its own characters.
+NAMES: Final = frozenset({*MARKS, "<tool_response>", "</tool_response>"})
 
 _FUNCTION: Final = re.compile(r"\s*<function=([^>]*)>\s*")
 _PARAMETER: Final = re.compile(
@@ -112,7 +114,7 @@ def _parse(sampled: Sampled, format: _Format) -> Parsed:
     head = len(rest) - len(rest.removeprefix("\n").removeprefix("\n")) if closer is not None else 0
     try:
         for piece in reasoning:
-            _check(piece)
+            _check(piece, NAMES)
         if thinking and closer is None:
             if not sampled.whole:
                 raise _Incomplete(sampled, "reasoning")
@@ -127,9 +129,10 @@ def _parse(sampled: Sampled, format: _Format) -> Parsed:
             raise _NotOk(f"a call is not closed: {UNCALL} is missing")
     except _NotOk as cause:
         return Parsed(rest[head:], thought, (), cause.state, str(cause))
+    content = content[head:]
     for _ in range(format.line_ends if calls else 0):
-        content = content.removesuffix("\n")
-    return Parsed(content[head:], thought, tuple(calls))
+        content = content.removesuffix("\n") or content  # printed after content alone: a line end by itself is content
+    return Parsed(content, thought, tuple(calls))
 
 
 def _cut(pieces: Sequence[Piece]) -> tuple[list[str], list[str]]:
@@ -140,7 +143,7 @@ def _cut(pieces: Sequence[Piece]) -> tuple[list[str], list[str]]:
         if _is(piece, UNCALL if within else CALL):
             sides[not within].append("")
         else:
-            _check(piece)
+            _check(piece, NAMES - {CALL} if within else frozenset())
             sides[within][-1] += piece.text
     return sides
 
@@ -159,12 +162,12 @@ def _is(piece: Piece, mark: str) -> bool:
     return (piece.kind, piece.text) == ("control", mark)
 
 
-def _check(piece: Piece) -> None:
-    """Refuses what is no text here."""
+def _check(piece: Piece, names: frozenset[str]) -> None:
+    """Refuses what is no text: bytes, and control tokens but these."""
     where = f"ids {piece.start} to {piece.end - 1} of the completion"
     if piece.kind == "bytes":
         raise _NotOk(f"{where} hold bytes that no character has")
-    if piece.kind == "control":
+    if piece.kind == "control" and piece.text not in names:
         raise _NotOk(f"the control token {piece.text} stands where the format has none: {where}")
 
 
