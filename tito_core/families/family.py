@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.resources
+import importlib.util
 import inspect
 import json
 import re
@@ -56,6 +58,7 @@ __all__ = [
     "ThinkingDecision",
     "Vocabulary",
     "load_reference",
+    "packaged",
 ]
 
 Role = Literal["tool", "user", "system", "assistant"]
@@ -112,6 +115,21 @@ def load_reference(reference: str) -> Any:
     with blaming(f"{reference} can't be loaded", FamilyError):
         module, _, name = _reference(reference).partition(":")
         return getattr(importlib.import_module(module), name)
+
+
+def packaged(package: str, file: str, where: str) -> bytes:
+    """A file of a plugin's package, by its path inside it. Raises FamilyError, which calls it `where`."""
+    if Path(file).is_absolute() or ".." in Path(file).parts:
+        raise FamilyError(f"{where} is outside of the package; a plugin ships its files inside it")
+    if (spec := importlib.util.find_spec(package)) is not None and spec.submodule_search_locations is None:
+        raise FamilyError(
+            f"{where} can't be read: {package} is a single module; a plugin that ships files must be a package, a "
+            f"directory {package} with the module and the file inside"
+        )
+    try:
+        return importlib.resources.files(package).joinpath(file).read_bytes()
+    except (ImportError, OSError) as cause:
+        raise FamilyError(f"{where} can't be read: {cause}; install the plugin again") from cause
 
 
 def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
@@ -246,7 +264,8 @@ class Thinking(Declaration):
 
     `aliases` are the template kwargs that mean the mode; they are one group, and a higher layer replaces it whole.
     `forward_as` is the one name under which it is rendered and sent. `words` gives an alias the strings that it
-    takes beside true and false. A family without a thinking mode declares `modes=(default,)`.
+    takes beside true and false. A family without a thinking mode declares `modes=(default,)`: engines are told,
+    and its template, which has no such switch, is not.
     """
 
     aliases: tuple[str, ...]
@@ -489,14 +508,15 @@ class ThinkingDecision(Declaration):
 
 
 class Template(Declaration):
-    """A resolved template. `reference` is where it came from: `package.module:Class`, a Jinja file, or a checkpoint.
+    """A resolved template. `reference` is where it came from: `package.module:Class`, or the path of a Jinja file.
 
-    `sha256` is that of the source file: what a report records.
+    `sha256` is that of the source file: what a report records. `source` is a Jinja file's text.
     """
 
     kind: Literal["encoder", "jinja"]
     reference: str
     sha256: str
+    source: str = Field(default="", repr=False)
 
     @classmethod
     def of_encoder(cls, reference: str) -> Template:
@@ -511,6 +531,20 @@ class Template(Declaration):
             source = Path(str(inspect.getsourcefile(found))).read_bytes()
         return cls(kind="encoder", reference=reference, sha256=hashlib.sha256(source).hexdigest())
 
+    @classmethod
+    def of_file(cls, package: str, file: str) -> Template:
+        """The Jinja template in the file of a package, by its path inside it. Raises FamilyError."""
+        where = f"the template {package}/{file}"
+        data = packaged(package, file, where)
+        with blaming(f"{where} can't be read", FamilyError):
+            return cls.of_text(data.decode(), f"{package}/{file}")
+
+    @classmethod
+    def of_text(cls, source: str, reference: str) -> Template:
+        """The Jinja template of this text, which was found at `reference`."""
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        return cls(kind="jinja", reference=reference, sha256=digest, source=source)
+
 
 class Checkpoint(Declaration):
     """A directory in Hugging Face layout, as far as choosing a template needs it."""
@@ -518,6 +552,7 @@ class Checkpoint(Declaration):
     path: Path
     model_type: str | None = None
     chat_template: str | None = None
+    chat_template_file: str = "chat_template.jinja"
 
 
 class Family(Declaration):

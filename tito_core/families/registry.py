@@ -27,6 +27,7 @@ from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyE
 from tito_core.families import defaults, hooks
 from tito_core.families.contract import hooks_of
 from tito_core.families.family import (
+    NATIVE,
     AppendRoles,
     Case,
     Checkpoint,
@@ -86,6 +87,11 @@ class LoadedFamily:
     def name(self) -> str:
         return self.declaration.name
 
+    @property
+    def package(self) -> str:
+        """The import name of the plugin's package."""
+        return self.info.module.partition(".")[0]
+
     def with_append_roles(self, roles: AppendRoles) -> LoadedFamily:
         """The same family declaring other append roles: what a check asks to see that nothing else depends on them."""
         declaration = self.declaration.model_copy(update={"append_roles": roles})
@@ -100,7 +106,7 @@ class LoadedFamily:
 
     def template(self, checkpoint: Checkpoint | None = None) -> Template:
         """The family's template. Raises FamilyError where nobody can name one."""
-        answer = self._ask("tito_resolve_template", Template, checkpoint=checkpoint)
+        answer = self._ask("tito_resolve_template", Template, checkpoint=checkpoint, package=self.package)
         assert answer is not None
         return answer
 
@@ -154,7 +160,8 @@ class LoadedFamily:
 
     def probe(self) -> None:
         """Asks every question once, as `tito doctor` does. Raises what the first bad answer raises."""
-        self.template()
+        if self.declaration.template != NATIVE:
+            self.template()
         self.thinking(())
         for revision in self.declaration.revisions:
             self.append_roles(revision)

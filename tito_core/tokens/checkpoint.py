@@ -29,10 +29,17 @@ def read(model: str | os.PathLike[str]) -> Checkpoint:
     if config is None:
         raise CheckpointError(f"{path} has no config.json, so its model type is unknown; is it a whole checkpoint?")
     model_type = config.get("model_type")
-    template = _text(path / "chat_template.jinja")
+    file = "chat_template.jinja"
+    template = _text(path / file)
     if template is None:
-        template = _template((_json(path / "tokenizer_config.json") or {}).get("chat_template"))
-    return Checkpoint(path=path, model_type=model_type if isinstance(model_type, str) else None, chat_template=template)
+        file = "tokenizer_config.json"
+        template = _template((_json(path / file) or {}).get("chat_template"))
+    return Checkpoint(
+        path=path,
+        model_type=model_type if isinstance(model_type, str) else None,
+        chat_template=template,
+        chat_template_file=file,
+    )
 
 
 def check_model_type(family: Family, checkpoint: Checkpoint) -> None:

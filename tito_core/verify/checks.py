@@ -52,9 +52,11 @@ def resolve(bench: Bench) -> int:
         spec = importlib.util.find_spec(template.reference.partition(":")[0])
         if spec is None or spec.origin is None:
             raise Broken(f"the template {template.reference} has no source file")
-        digest = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
-        if digest != template.sha256:
-            raise Broken(f"the template {template.reference} has the sha256 {digest}, and says {template.sha256}")
+        source = Path(spec.origin).read_bytes()
+    else:
+        source = template.source.encode()
+    if (digest := hashlib.sha256(source).hexdigest()) != template.sha256:
+        raise Broken(f"the template {template.reference} has the sha256 {digest}, and says {template.sha256}")
     tried = 0
     for size in range(1, len(APPEND_ROLES) + 1):
         for roles in itertools.combinations(APPEND_ROLES, size):
@@ -63,8 +65,8 @@ def resolve(bench: Bench) -> int:
             except ValueError:
                 continue
             tried += 1
-            answer = codec.loaded.with_append_roles(narrowed).template(None)
-            if codec.origin.vocabulary != "checkpoint" and answer != template:
+            answer = codec.loaded.with_append_roles(narrowed).template(codec.origin.checkpoint)
+            if answer != template:
                 raise Broken(
                     f"with append roles {sorted(roles)} the template is {answer.reference} (sha256 {answer.sha256}), and "
                     f"{template.reference} (sha256 {template.sha256}) with all of them"
