@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sglang_qwen import Read, sglang_reads
-from tito_qwen import responses
 
 from conversations import json_values, texts
 from oracles import chat_template
 from tito_core import Parsed, Piece, Sampled
 from tito_core.prompts.messages import normalise_tools
+from tito_qwen import responses
 
 Json = dict[str, Any]
 Finish = Literal["stop", "length", "tool_calls", "abort"]
@@ -513,6 +513,14 @@ DIFFERENCES = (
         Read("", "", K),
     ),
     Difference(
+        "JSON that says more",
+        "qwen3",
+        hermes()[:-14].replace("{}", '{}, "id": 1') + "}\n</tool_call>",
+        "a call is no object of name and arguments alone: '{\"name\": \"f\", \"arguments\": {}, \"id\": 1}'",
+        [],
+        Read("", "", [F]),
+    ),
+    Difference(
         "a list of calls", "qwen3", '<tool_call>\n[{"name": "f", "arguments": {}}]\n</tool_call>',
         "a call is no object of name and arguments alone: '[{\"name\": \"f\", \"arguments\": {}}]'", [], Read("", "", [F]),
     ),
@@ -719,6 +727,22 @@ def test_thoughts_that_were_cut_are_no_answer() -> None:
     )
     answer = Parsed("It is 4.", "", (), "malformed", "the prompt opened reasoning, and no </think> closes it")
     assert responses.xml(sampled("It is 4." + END, opened=True)) == answer
+
+
+def test_a_line_end_alone_is_content() -> None:
+    """Between content and a call the template prints line ends; with no content before them they are not its own."""
+    for name, text, content in (
+        ("qwen3instruct", f"\n{hermes()}", "\n"),
+        ("qwen3instruct", f"\n\n{hermes()}", "\n"),
+        ("qwen3", f"<think>\n\n</think>\n\n\n{hermes()}", "\n"),
+        ("qwen3", f"<think>\n\n</think>\n\n{hermes()}", ""),
+        ("qwen3coder", f"a\n\n{call()}", "a"),
+        ("qwen3coder", f"a\n{call()}", "a"),
+        ("qwen3coder", f"a{call()}", "a"),
+        ("qwen3coder", call(), ""),
+    ):
+        parsed = FAMILIES[name].parse(sampled(text + END))
+        assert (parsed.state, parsed.content) == ("ok", content)
 
 
 def test_a_cut_is_never_whole() -> None:

@@ -1,16 +1,17 @@
 """How SGLang serves Qwen's families: recipes with their sources, and the rules that Qwen adds to an engine's own.
 
-Options are named as SGLang 0.5.23 takes them. Up to some release before it, `mamba-radix-cache-strategy` was called
-`mamba-scheduler-strategy`: the sources write that, and 0.5.23 refuses it.
+Options are named as SGLang 0.5.23 takes them. `mamba-radix-cache-strategy` was called `mamba-scheduler-strategy` in older
+releases: the sources write that, and 0.5.23 does not know it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 from tito_core import Deployment, KnownIssue, Recipe, Rule, Speculative
 
-__all__ = ["ISSUES", "RECIPES", "RULES"]
+__all__ = ["ISSUES", "RECIPES", "RULES", "draft", "lora", "mamba", "mamba_of_its_own_draft"]
 
 STRATEGY: Final = "mamba-radix-cache-strategy"
 COOKBOOK: Final = "SGLang's cookbook"
@@ -25,7 +26,7 @@ def _eagle(steps: int, draft_model: str | None = None) -> Speculative:
     )
 
 
-MAMBA: Final[dict[str, Any]] = {
+MAMBA: Final[dict[Literal["cuda", "rocm", "cpu"], dict[Literal["arguments", "environment"], dict[str, Any]]]] = {
     "cuda": {"arguments": {STRATEGY: "extra_buffer", "page-size": 64}},
     "rocm": {"arguments": {STRATEGY: "no_buffer", "page-size": 1, "disable-overlap-schedule": True}},
 }
@@ -51,7 +52,6 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
         "low-latency": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-235B-A22B-Instruct-2507-SpecForge-Meituan"),
             tensor_parallel=8,
-            environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
             source=f"{COOKBOOK}, Qwen3.md; draft model of Qwen3-235B-A22B-Instruct-2507: {BUNDLE}",
         ),
         "low-latency-30b": Recipe(
@@ -59,20 +59,6 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             tensor_parallel=4,
             environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
             source=f"{BUNDLE}, for Qwen3-30B-A3B-Instruct-2507",
-        ),
-        "next": Recipe(
-            speculative=_eagle(3),
-            tensor_parallel=4,
-            platforms=MAMBA,
-            source="SGLang, docs/basic_usage/qwen3.md, for Qwen3-Next-80B-A3B-Instruct; it writes NEXTN, which is EAGLE",
-        ),
-        "next-eagle3": Recipe(
-            speculative=_eagle(
-                3, "lmsys/SGLang-EAGLE3-Qwen3-Next-80B-A3B-Instruct-FP8-perfect-blend-regenerated"
-            ),
-            tensor_parallel=4,
-            platforms=MAMBA,
-            source=f"{BUNDLE}, for Qwen3-Next-80B-A3B-Instruct-FP8",
         ),
     },
     "qwennext": {
@@ -92,7 +78,9 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             platforms=MAMBA,
             source="SGLang, docs/basic_usage/qwen3.md; it writes NEXTN, which is EAGLE",
         ),
-        "plain": _plain("the default without speculation; the Thinking-2507 models carry no draft layer", tensor_parallel=8),
+        "plain": _plain(
+            "the default without speculation; the Thinking-2507 models carry no draft layer", tensor_parallel=8
+        ),
     },
     "qwen3coder": {
         "default": _plain("the low-latency ones without speculation", tensor_parallel=8),
@@ -147,7 +135,7 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             arguments={"mem-fraction-static": 0.8},
             environment={"SGLANG_ENABLE_SPEC_V2": "1"},
             platforms=MAMBA,
-            source=f"{COOKBOOK}, Qwen3.6.md; SGLang 0.5.23 has no other speculation than v2, and ignores the variable",
+            source=f"{COOKBOOK}, Qwen3.6.md; SGLang 0.5.23 speculates as v2 always, and reads no such variable",
         ),
         "plain": _plain("the default without speculation"),
     },
@@ -158,12 +146,12 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
 """By family, then by profile."""
 
 LORA_LISTED: Final = {("sglang", "0.5.23"): ("EAGLE", "NEXTN", "EAGLE3")}
-"""Engines that list speculation beside LoRA: in SGLang 0.5.23 (lora_hook.py) the adapter is the target's, the draft has
-none."""
+"""What speculates beside LoRA, by the versions of engines that list it. SGLang 0.5.23 (`lora_hook.py`): the adapter is the
+target's alone, and the draft runs without."""
 
 
 def draft(recipe: Recipe, deployment: Deployment) -> str | None:
-    """Qwen3, Instruct-2507 and Coder carry no draft layer: what speculates needs EAGLE3 and a draft model."""
+    """Qwen3, Instruct-2507 and Coder carry no draft layer: what speculates needs a draft model."""
     one = recipe.speculative
     if one is None or one.draft_model is not None:
         return None
@@ -171,35 +159,63 @@ def draft(recipe: Recipe, deployment: Deployment) -> str | None:
 
 
 def mamba(recipe: Recipe, deployment: Deployment) -> str | None:
-    """The prefix cache of linear attention, where the model speculates: see `MAMBA`."""
-    asked, platform = {**recipe.arguments, **_overrides(deployment)}, deployment.platform
+    """Models with linear attention that speculate: how the prefix cache must keep their state, see `MAMBA`."""
+    asked, platform = _asked(recipe, deployment), deployment.platform
     if recipe.speculative is None or platform not in MAMBA or asked.get("disable-radix-cache"):
         return None
-    needed = MAMBA[platform]["arguments"]
-    for name, value in needed.items():
+    for name, value in MAMBA[platform]["arguments"].items():
         if asked.get(name) != value:
-            said = f"{name} {asked[name]}" if name in asked else f"no {name}"
             return (
-                f"it speculates on {platform} with {said}, and the prefix cache of linear attention needs {name} {value} "
-                "there; set it, or disable-radix-cache, which prefills every turn whole"
+                f"it speculates on {platform} with {name} {asked.get(name, 'unset')}, and the prefix cache of linear "
+                f"attention needs {name} {value} there; set it, or disable-radix-cache: every turn then prefills the whole "
+                "session"
             )
     return None
 
 
+def mamba_of_its_own_draft(recipe: Recipe, deployment: Deployment) -> str | None:
+    """`mamba` for a family where only the models with linear attention carry a draft layer."""
+    one = recipe.speculative
+    return None if one is None or one.draft_model is not None else mamba(recipe, deployment)
+
+
 def lora(recipe: Recipe, deployment: Deployment) -> str | None:
     """An adapter beside speculation is refused, but by versions that list the pair."""
-    asked, one = {**recipe.arguments, **_overrides(deployment)}, recipe.speculative
+    asked, one = _asked(recipe, deployment), recipe.speculative
     given = next((name for name in ("enable-lora", "lora-paths") if asked.get(name)), None)
     if given is None or one is None:
         return None
-    if one.algorithm in LORA_LISTED.get((deployment.engine, deployment.version or ""), ()):
+    engine, version = deployment.engine, deployment.version
+    if version and one.algorithm in LORA_LISTED.get((engine, version), ()):
         return None
-    known = ", ".join(" ".join(pair) for pair in LORA_LISTED)
     return (
-        f"it has {given} and speculates with {one.algorithm}, which {deployment.engine} {deployment.version or '(any)'} is "
-        f"not known to serve together; {known} is: name that version, or serve without speculation"
+        f"it speculates with {one.algorithm} and has {given}, which {engine} {version or 'of an unknown version'} is not known "
+        f"to serve together; {' and '.join(map(' '.join, LORA_LISTED))} is: name its version, or serve without one of them"
     )
 
 
-def _overrides(deployment: Deployment) -> dict[str, Any]:
-    return {name.replace("_", "-"): value for name, value in deployment.overrides.items()}
+def _asked(recipe: Recipe, deployment: Deployment) -> dict[str, Any]:
+    """The engine's arguments: the recipe's, and over them the caller's, by their long names."""
+    return {**recipe.arguments, **{name.replace("_", "-"): value for name, value in deployment.overrides.items()}}
+
+
+def _rules(*checks: Callable[[Recipe, Deployment], str | None]) -> tuple[Rule, ...]:
+    return tuple(Rule(name=check.__name__, check=f"{__name__}:{check.__name__}") for check in checks)
+
+
+RULES: Final = {
+    **{family: _rules(draft, lora) for family in ("qwen3", "qwen3instruct", "qwen3coder")},
+    "qwennext": _rules(mamba_of_its_own_draft, lora),
+    **{family: _rules(mamba, lora) for family in ("qwen35", "qwen36", "qwen38")},
+}
+"""By family."""
+
+_STRATEGY_NAME: Final = KnownIssue(
+    name="mamba-strategy-name",
+    summary=f"This SGLang does not know {STRATEGY}; older releases call it mamba-scheduler-strategy.",
+    matches=rf"unrecognized arguments:.*--{STRATEGY}",
+    advice="Serve with SGLang 0.5.23, or write mamba-scheduler-strategy for an older one.",
+    engines=("sglang",),
+)
+ISSUES: Final = dict.fromkeys(("qwennext", "qwen35", "qwen36"), (_STRATEGY_NAME,))
+"""By family, where there are any."""
