@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from sglang_qwen import Read, sglang_reads
 
 from conversations import json_values, texts
 from oracles import chat_template
-from sglang_qwen import Read, sglang_reads
-from tito_core import Parsed, Piece, Sampled, Tool
+from tito_core import Parsed, Piece, Sampled
 from tito_core.prompts.messages import normalise_tools
 from tito_qwen import responses
 
@@ -145,7 +144,17 @@ def tools_of(message: Json) -> list[Json]:
     ]
 
 
-INNER = ("<function=f>", "</function>", "<parameter=k>", "</parameter>", "\n</parameter>\n", "null", "None", "True", "1")
+INNER = (
+    "<function=f>",
+    "</function>",
+    "<parameter=k>",
+    "</parameter>",
+    "\n</parameter>\n",
+    "null",
+    "None",
+    "True",
+    "1",
+)
 words = st.lists(st.one_of(texts(), st.sampled_from((*INNER, *sorted(CONTROLS)))), max_size=3).map("".join)
 keys = st.one_of(st.sampled_from(["path", "b", "ключ"]), words).map(lambda key: key.replace(">", ""))
 arguments = st.dictionaries(keys, st.one_of(words, json_values()), max_size=3)
@@ -204,12 +213,12 @@ def test_what_a_template_prints_is_read_back(name: str, data: st.DataObject, mes
     said = json.dumps(message, ensure_ascii=False)
     mask = next(one for one in map(chr, range(0xE000, 0xF000)) if one not in said)
     text = printed(family, broken(mask, message), thinking)
-    parsed = family.parse(
-        sampled(text, opened=bool(family.opens and thinking), tools=tools_of(message), mask=mask)
-    )
+    parsed = family.parse(sampled(text, opened=bool(family.opens and thinking), tools=tools_of(message), mask=mask))
     assert (parsed.state, parsed.why) == ("ok", "")
     assert told(parsed) == [(one["function"]["name"], one["function"]["arguments"]) for one in message["tool_calls"]]
-    assert [list(one) for _, one in told(parsed)] == [list(one["function"]["arguments"]) for one in message["tool_calls"]]
+    assert [list(one) for _, one in told(parsed)] == [
+        list(one["function"]["arguments"]) for one in message["tool_calls"]
+    ]
     assert [one.arguments for one in parsed.tool_calls] == [json.loads(one.text or "") for one in parsed.tool_calls]
     if canonical(family, name, message):
         assert (parsed.content, parsed.reasoning) == (message["content"], message["reasoning_content"])
@@ -294,12 +303,16 @@ def whole(family: Family, text: str, opened: bool) -> bool:
     free, mind, call = (
         f"(?:(?!{'|'.join(ends)}).)*" for ends in (MARKS + OTHERS, ("</think>", *OTHERS[2:]), (*MARKS[2:], *OTHERS[2:]))
     )
-    thought = "" if family.parse in (responses.hermes_instruct, responses.xml_instruct) else f"(?:<think>{mind}</think>)?"
+    thought = (
+        "" if family.parse in (responses.hermes_instruct, responses.xml_instruct) else f"(?:<think>{mind}</think>)?"
+    )
     thought = f"{mind}</think>" if opened else thought
     found = re.fullmatch(rf"{thought}{free}((?:<tool_call>{call}</tool_call>\s*)*)", text, re.DOTALL)
     if found is None:
         return False
-    bodies = re.findall("<tool_call>(.*?)</tool_call>", found[found.lastindex or 0] if found.lastindex else "", re.DOTALL)
+    bodies = re.findall(
+        "<tool_call>(.*?)</tool_call>", found[found.lastindex or 0] if found.lastindex else "", re.DOTALL
+    )
     return all(map(json_body if family.kind == "qwen25" else xml_body, bodies))
 
 
@@ -318,7 +331,9 @@ def json_body(body: str) -> bool:
 
 
 def xml_body(body: str) -> bool:
-    found = re.fullmatch(r"\s*<function=([^>]+)>\s*((?:<parameter=[^>]*>.*</parameter>\s*)?)</function>\s*", body, re.DOTALL)
+    found = re.fullmatch(
+        r"\s*<function=([^>]+)>\s*((?:<parameter=[^>]*>.*</parameter>\s*)?)</function>\s*", body, re.DOTALL
+    )
     if found is None:
         return False
     heads = re.split(r"</parameter>\s*(?=<parameter=)", found[2])
