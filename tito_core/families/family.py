@@ -65,6 +65,9 @@ Role = Literal["tool", "user", "system", "assistant"]
 APPEND_ROLES: tuple[Role, ...] = ("tool", "user", "system", "assistant")
 """The whole universe of roles that can be appended after a turn."""
 
+Part = Literal["system", "user", "tool", "assistant", "reasoning"]
+"""What of a message a template may trim: the content of one role, or an assistant's reasoning."""
+
 NATIVE = "native"
 """The `template` of a family that renders with the checkpoint's own chat template."""
 
@@ -265,7 +268,8 @@ class Thinking(Declaration):
     `aliases` are the template kwargs that mean the mode; they are one group, and a higher layer replaces it whole.
     `forward_as` is the one name under which it is rendered and sent. `words` gives an alias the strings that it
     takes beside true and false. A family without a thinking mode declares `modes=(default,)`: engines are told,
-    and its template, which has no such switch, is not.
+    and its template, which has no such switch, is not. `defaults` holds the default of checkpoints whose own chat
+    template, named by its sha256, means another one where nothing is said.
     """
 
     aliases: tuple[str, ...]
@@ -273,6 +277,7 @@ class Thinking(Declaration):
     default: StrictBool
     words: Annotated[dict[str, dict[str, StrictBool]], FROZEN] = {}
     modes: tuple[StrictBool, ...] = (True, False)
+    defaults: Annotated[dict[str, StrictBool], FROZEN] = {}
 
     @model_validator(mode="after")
     def _whole(self) -> Thinking:
@@ -280,8 +285,12 @@ class Thinking(Declaration):
             raise ValueError(f"forward_as {self.forward_as!r} must be one of the aliases {list(self.aliases)}")
         if stray := set(self.words) - set(self.aliases):
             raise ValueError(f"words names {sorted(stray)}, which are not aliases")
-        if self.default not in self.modes:
-            raise ValueError(f"default {self.default} is not among modes {list(self.modes)}")
+        for what, default in (
+            ("default", self.default),
+            *((f"defaults[{key!r}]", self.defaults[key]) for key in self.defaults),
+        ):
+            if default not in self.modes:
+                raise ValueError(f"{what} {default} is not among modes {list(self.modes)}")
         return self
 
 
@@ -554,6 +563,10 @@ class Checkpoint(Declaration):
     chat_template: str | None = None
     chat_template_file: str = "chat_template.jinja"
 
+    @property
+    def chat_template_sha256(self) -> str | None:
+        return None if self.chat_template is None else hashlib.sha256(self.chat_template.encode()).hexdigest()
+
 
 class Family(Declaration):
     """A line of models that share one prompt format. See the plugin guide for what each field changes.
@@ -563,6 +576,8 @@ class Family(Declaration):
     `kwargs` are further template kwargs that a caller may give. `split_pattern` is one regular expression that
     splits text as the vocabulary's own pre-tokenizer does: it is checked against it at load, and only makes it faster.
     `response_parser` names the function that reads a completion back as a message: a `responses.parse.ResponseParser`.
+    `trims` are the parts of a message that the template prints without the white space at their edges. `schemas` says how
+    it prints a tool's: whole, as JSON, or name by name, in a form of its own.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_.-]*$")
@@ -579,6 +594,8 @@ class Family(Declaration):
     chat_template_sha256: Annotated[dict[str, str], FROZEN] = {}
     split_pattern: str | None = None
     response_parser: Reference | None = None
+    trims: Annotated[frozenset[Part], PlainSerializer(sorted, return_type=list[str])] = frozenset()
+    schemas: Literal["json", "own"] = "json"
     parsers: Annotated[dict[str, Parsers], FROZEN] = {}
     recipes: Annotated[dict[str, Recipe], FROZEN] = {}
     recipe_rules: tuple[Rule, ...] = ()

@@ -94,7 +94,16 @@ class LoadedFamily:
 
     def with_append_roles(self, roles: AppendRoles) -> LoadedFamily:
         """The same family declaring other append roles: what a check asks to see that nothing else depends on them."""
-        declaration = self.declaration.model_copy(update={"append_roles": roles})
+        return self._declaring(append_roles=roles)
+
+    def on(self, checkpoint: Checkpoint) -> LoadedFamily:
+        """The same family with the thinking default that a checkpoint's own chat template has."""
+        thinking = self.declaration.thinking
+        default = thinking.defaults.get(checkpoint.chat_template_sha256 or "", thinking.default)
+        return self._declaring(thinking=thinking.model_copy(update={"default": default}))
+
+    def _declaring(self, **fields: Any) -> LoadedFamily:
+        declaration = self.declaration.model_copy(update=fields)
         other = LoadedFamily(self.info, self._provider, declaration, self._registry)
         other._overridden = self._overridden
         return other

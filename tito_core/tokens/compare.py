@@ -132,13 +132,14 @@ class Comparator:
         """What was printed before `begins`, and what was sampled from there on, with what closes it if it was cut."""
         prefix, said = actual[two.start : begins], one.start + begins - two.start
         missing = expected[said : one.said]  # an opener that the template prints, unless the model sampled it
-        if not np.array_equal(expected[one.start : said], prefix) or not np.array_equal(
-            missing, actual[begins : begins + len(missing)]
-        ):
+        if not np.array_equal(expected[one.start : said], prefix):
+            said, run, data = one.said, expected[one.start : one.end], self._encoder.decode_bytes(prefix)
+            if self._encoder.decode_bytes(run[: len(data)]).startswith(data):
+                # The end of what was printed became one token with the text.
+                said = one.start + self._within(run, len(data))
+                begins = two.start + self._within(prefix, self._size(run, said - one.start))
+        elif not np.array_equal(missing, actual[begins : begins + len(missing)]):
             said = one.said
-            whole = self._encoder.decode_bytes(expected[one.start : said + 1])
-            if whole.startswith(self._encoder.decode_bytes(prefix)):  # the header's end and the text became one token
-                begins = two.start + self._within(prefix, self._size(expected[one.start :], said - one.start))
         return [(one.start, said, two.start, begins), (said, one.end, begins, two.end)]
 
     def _undisputed(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jinja2.ext import loopcontrols

@@ -12,7 +12,7 @@ from tito_core import AppendRoles, Boundary, ControlToken, Family, Parsers, Segm
 from tito_qwen.ranks import QWEN3_ADDED, QWEN35_ADDED
 from tito_qwen.recipes import ISSUES, RECIPES, RULES
 
-__all__ = ["PRESERVING", "QWEN3", "QWEN35", "THINKING", "chatml", "with_fp8"]
+__all__ = ["PRESERVING", "QWEN3", "QWEN35", "THINKING", "TRIMS", "chatml", "with_fp8"]
 
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 THINK, UNTHINK = "<think>", "</think>"
@@ -21,6 +21,8 @@ CALL, UNCALL = "<tool_call>", "</tool_call>"
 PRESERVING: Final = {"preserve_thinking": True}
 """Old thoughts stay, whatever follows: without it no user message could be appended."""
 THINKING: Final = Thinking(aliases=("enable_thinking", "thinking"), forward_as="enable_thinking", default=True)
+TRIMS: Final = frozenset({"system", "user", "tool", "assistant", "reasoning"})
+"""From 3.5 on, nothing that somebody said keeps the white space at its edges."""
 
 QWEN3: Final = Vocabulary(
     name="qwen3",
@@ -90,7 +92,8 @@ def chatml(
         control_tokens=tuple(ControlToken(text=text, id=_IDS[vocabulary.name][text]) for text in tokens),
         response_parser=f"tito_qwen.responses:{calls}{'' if thinks else '_instruct'}",
         parsers={
-            engine: Parsers(reasoning="qwen3" if thinks else None, tool_call=parser) for engine, parser in parsers.items()
+            engine: Parsers(reasoning="qwen3" if thinks else None, tool_call=parser)
+            for engine, parser in parsers.items()
         },
         vocabularies=(vocabulary,),
         recipes=RECIPES[name],

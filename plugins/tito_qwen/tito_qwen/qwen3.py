@@ -19,6 +19,7 @@ def tito_family() -> Family:
         calls="hermes",
         thinking=THINKING,
         fixed_kwargs=PRESERVING,
+        trims=frozenset({"assistant", "reasoning"}),
         chat_template_sha256={
             "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8": "Qwen3, as published first",
             "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5": "Qwen3",

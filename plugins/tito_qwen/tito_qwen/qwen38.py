@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tito_core import Family, hookimpl
-from tito_qwen.chatml import PRESERVING, QWEN35, THINKING, chatml, with_fp8
+from tito_qwen.chatml import PRESERVING, QWEN35, THINKING, TRIMS, chatml, with_fp8
 
 
 @hookimpl
@@ -17,6 +17,7 @@ def tito_family() -> Family:
         thinking=THINKING,
         fixed_kwargs=PRESERVING,
         kwargs=("reasoning_effort",),
+        trims=TRIMS,
         chat_template_sha256={
             "c3cf9e34abf4f9e36c2d72165aa9c132d3e2a725b6c2586aaa3a8af9d7a81041": "Qwen3.8-27B",
         },

@@ -18,6 +18,8 @@ def tito_family() -> Family:
         vocabulary=QWEN3,
         calls="xml",
         thinking=Thinking(aliases=("enable_thinking",), forward_as="enable_thinking", default=False, modes=(False,)),
+        trims=frozenset({"assistant"}),
+        schemas="own",
         chat_template_sha256={
             "5a38bfa05833266240066aedc497decc9b00cc0d3e3b8cceea98cf530196ab06": "Qwen3-Coder-30B-A3B-Instruct",
         },

@@ -19,6 +19,7 @@ def tito_family() -> Family:
         calls="hermes",
         thinking=Thinking(aliases=("enable_thinking",), forward_as="enable_thinking", default=True, modes=(True,)),
         fixed_kwargs=PRESERVING,
+        trims=frozenset({"assistant", "reasoning"}),
         chat_template_sha256={
             "3802169b2a02b81e6adb7ab4f64f91ff02db753c8c3a64a01c35192d3a61d8d7": "Qwen3-4B-Thinking-2507",
         },
