@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
@@ -512,11 +513,8 @@ DIFFERENCES = (
         Read("", "", K),
     ),
     Difference(
-        "JSON that says more",
-        "qwen3",
-        hermes()[:-14].replace("{}", '{}, "id": 1') + "}\n</tool_call>",
-        "a call is no object of name and arguments alone: '{\"name\": \"f\", \"arguments\": {}, \"id\": 1}'",
-        [],
+        "JSON that says more", "qwen3", '<tool_call>\n{"name": "f", "arguments": {}, "id": 1}\n</tool_call>',
+        "a call is no object of name and arguments alone: '{\"name\": \"f\", \"arguments\": {}, \"id\": 1}'", [],
         Read("", "", [F]),
     ),
     Difference(
