@@ -7,11 +7,14 @@ says why. Completions are texts cut at control tokens by hand: what spells one i
 from __future__ import annotations
 
 import json
+import random
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -19,11 +22,13 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sglang_qwen import Read, sglang_reads
 
+import tito_core
 from conversations import json_values, texts
 from oracles import chat_template
-from tito_core import Parsed, Piece, Sampled
+from tito_core import Codec, Completion, Parsed, Piece, Sampled
 from tito_core.prompts.messages import normalise_tools
 from tito_qwen import responses
+from token_path import added, plain, resplit
 
 Json = dict[str, Any]
 Finish = Literal["stop", "length", "tool_calls", "abort"]
@@ -397,6 +402,38 @@ def test_every_cut(name: str, data: st.DataObject, message: Json) -> None:
         assert parsed.reasoning.startswith(reasoning)
         assert final.startswith(parsed.reasoning)
         reasoning = parsed.reasoning
+
+
+@cache
+def codec(name: str) -> Codec:
+    return tito_core.load(name)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.sampled_from(["qwen3", "qwen3instruct", "qwennext", "qwen3coder"]), st.data(), spoken(), st.integers(0, 2**16)
+)
+def test_ids_of_the_real_vocabulary(name: str, data: st.DataObject, message: Json, seed: int) -> None:
+    """Encoded by `tokenizers`, texts without control tokens and then in other ids of the same bytes, they read the same."""
+    family = FAMILIES[name]
+    thinking = data.draw(st.sampled_from(family.modes))
+    message = message if thinking else {**message, "reasoning_content": ""}
+    said = json.dumps(message, ensure_ascii=False)
+    mask = next(one for one in map(chr, range(0xE000, 0xF000)) if one not in said)
+    text = printed(family, broken(mask, message), thinking)
+    tools, opened = tools_of(message), bool(family.opens and thinking)
+    known = {content: number for number, content in added("qwen3").items()}
+    ids: list[int] = []
+    for piece in pieces(text, mask):
+        ids += [known[piece.text]] if piece.kind == "control" else plain("qwen3").encode(piece.text).ids
+    ids = resplit("qwen3", np.array(ids, np.int32), random.Random(seed)).tolist()
+    completion = Completion(ids, np.zeros(len(ids)), "stop", id="c")
+    parsed = tito_core.parse(codec(name), completion, codec(name).decide(thinking), normalise_tools(tools))
+    expected = family.parse(sampled(unicodedata.normalize("NFC", text), opened=opened, tools=tools, mask=mask))
+    assert (parsed.state, parsed.content, parsed.reasoning) == (expected.state, expected.content, expected.reasoning)
+    assert [(one.name, one.text) for one in parsed.tool_calls] == [(one.name, one.text) for one in expected.tool_calls]
+    assert [one.id for one in parsed.tool_calls] == [f"call_c_{number}" for number in range(len(parsed.tool_calls))]
+    assert list(completion.ids) == ids
 
 
 def call(name: str = "f", **given: str) -> str:
