@@ -409,7 +409,7 @@ def codec(name: str) -> Codec:
     return tito_core.load(name)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["qwen3", "qwen3instruct", "qwennext", "qwen3coder"]), st.data(), spoken(), st.integers(0, 2**16)
 )
