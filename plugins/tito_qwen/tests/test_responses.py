@@ -635,6 +635,7 @@ TYPES: tuple[tuple[Json, str, Any, Any], ...] = (
     ({"type": "string"}, "5", "5", "5"),
     ({"type": "string"}, "true", "true", "true"),
     ({"type": "string"}, "null", "null", None),
+    ({"type": "string"}, "NULL", "NULL", None),
     ({"type": "string"}, "", "", ""),
     ({"type": "string"}, "\n  x \n", "\n  x \n", "\n  x \n"),
     ({"type": "integer"}, "5", 5, 5),
