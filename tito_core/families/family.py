@@ -181,6 +181,7 @@ def _json(value: dict[str, Any]) -> dict[str, Any]:
 JsonObject = Annotated[dict[str, Any], AfterValidator(_json), FROZEN]
 """Free-form data of a declaration: the same after a trip through JSON."""
 
+Platform = Literal["cuda", "rocm", "cpu"]
 Reference = Annotated[str, AfterValidator(_reference)]
 Roles = Annotated[frozenset[Role], PlainSerializer(sorted, return_type=list[str])]
 
@@ -411,19 +412,43 @@ class Speculative(Declaration):
 
 
 class Recipe(Declaration):
-    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation."""
+    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation.
+
+    `arguments` are further ones of the engine, by their long names without dashes in front; true is a bare flag.
+    """
 
     speculative: Speculative | None
     tensor_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
     data_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
+    max_running_requests: int | None = Field(default=None, ge=1)
+    arguments: JsonObject = {}
     environment: Annotated[dict[str, str], FROZEN] = {}
     source: str = ""
+    platforms: Annotated[dict[Platform, dict[Literal["arguments", "environment"], JsonObject]], FROZEN] = {}
+    """What holds on one platform only, over `arguments` and `environment`; a family asked for a recipe answers `on` it."""
+
+    @model_validator(mode="after")
+    def _everywhere(self) -> Recipe:
+        for platform in self.platforms:
+            self.on(platform)
+        return self
+
+    def on(self, platform: Platform) -> Recipe:
+        """The recipe for one platform, with what holds there only among the rest."""
+        if not self.platforms:
+            return self
+        extras = self.platforms.get(platform, {})
+        both = {name: {**getattr(self, name), **extras.get(name, {})} for name in ("arguments", "environment")}
+        return self.model_copy(update={**both, "platforms": {}})
 
 
 class Rule(Declaration):
-    """A named check of a recipe: a reference to a function, so that a declaration stays data."""
+    """A named check of a recipe: a reference to a function, so that a declaration stays data.
+
+    It is called as `check(recipe, deployment)`, and answers why the recipe can't be served, or None.
+    """
 
     name: str
     check: Reference
@@ -434,7 +459,7 @@ class Deployment(Declaration):
 
     engine: str = "sglang"
     version: str | None = None
-    platform: Literal["cuda", "rocm", "cpu"] = "cuda"
+    platform: Platform = "cuda"
     nodes: int = Field(default=1, ge=1)
     profile: str = "default"
     overrides: JsonObject = {}

@@ -152,12 +152,12 @@ class LoadedFamily:
         return narrow
 
     def recipe(self, deployment: Deployment) -> Recipe:
-        """The recipe for a deployment. Raises FamilyError where the family has no such profile."""
+        """The recipe for a deployment, on its platform. Raises FamilyError where the family has no such profile."""
         answer = self._ask("tito_speculative_recipe", Recipe, deployment=deployment)
         if answer is None:
             known = ", ".join(self.declaration.recipes) or "none"
             raise FamilyError(f"{self.name} has no recipe of the profile {deployment.profile!r}; known: {known}")
-        return answer
+        return answer.on(deployment.platform)
 
     def cases(self) -> tuple[Case, ...]:
         """The conversations that the family itself brings to a verification. Raises PluginError."""

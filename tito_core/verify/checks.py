@@ -879,19 +879,21 @@ _CUTS: Final = 3
 
 
 def recipe(bench: Bench) -> int:
-    """Every declared recipe can be asked for, every rule called, and the declaration is the same after JSON."""
+    """Every declared recipe can be asked for and keeps every rule, and the declaration is the same after JSON."""
     loaded, family = bench.codec.loaded, bench.codec.family
     tried = 1
     again = type(family).model_validate_json(family.model_dump_json())
     if again != family:
         raise Broken("the declaration is another one after a trip through JSON")
-    for profile in family.recipes:
-        tried += 1
-        loaded.recipe(Deployment(profile=profile))
-    for rule in family.recipe_rules:
-        tried += 1
-        if not callable(load_reference(rule.check)):
-            raise Broken(f"the recipe rule {rule.name!r} names {rule.check}, which can't be called")
+    for profile, declared in family.recipes.items():
+        for platform in dict.fromkeys((Deployment().platform, *declared.platforms)):
+            deployment = Deployment(profile=profile, platform=platform)
+            asked = loaded.recipe(deployment)
+            for rule in family.recipe_rules:
+                why = load_reference(rule.check)(asked, deployment)
+                if why is not None:
+                    raise Broken(f"the recipe {profile!r} breaks the rule {rule.name!r} on {platform}: {why}")
+            tried += 1 + len(family.recipe_rules)
     return tried
 
 

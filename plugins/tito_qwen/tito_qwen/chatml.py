@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from tito_core import AppendRoles, Boundary, ControlToken, Family, Parsers, Segments, Thinking, Vocabulary
 from tito_qwen.ranks import QWEN3_ADDED, QWEN35_ADDED
+from tito_qwen.recipes import ISSUES, RECIPES, RULES
 
 __all__ = ["PRESERVING", "QWEN3", "QWEN35", "THINKING", "TRIMS", "chatml", "with_fp8"]
 
@@ -102,6 +103,9 @@ def chatml(
             for engine, parser in parsers.items()
         },
         vocabularies=(vocabulary,),
+        recipes=RECIPES[name],
+        recipe_rules=RULES[name],
+        known_issues=ISSUES.get(name, ()),
         **own,
     )
 
