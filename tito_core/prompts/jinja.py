@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -26,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 from tito_core.errors import TemplateError
 from tito_core.prompts.messages import Message, Tool
 from tito_core.prompts.template import Parts, Rendered
-from tito_core.prompts.traced import LOCAL, LOST, TEMPLATE, Traced, concat, like, stringified
+from tito_core.prompts.traced import LOCAL, LOST, TEMPLATE, Traced, concat, like, origins, stringified
 
 __all__ = ["JinjaRenderer"]
 
@@ -251,26 +252,28 @@ def _variables(
             return {data(key, origin): data(one, origin) for key, one in value.items()}
         return [data(one, origin) for one in value] if isinstance(value, (list, tuple)) else value
 
+    def named(**parts: Any) -> dict[str, Any]:
+        return {text(key, TEMPLATE): value for key, value in parts.items() if value is not None}
+
     def message(index: int, one: Message) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        if one.reasoning:
-            made["thinking"] = text(one.reasoning, index)
-        made["role"] = text(one.role, TEMPLATE)
-        made["content"] = text(one.content, index)
-        if one.tool_calls:
-            made["tool_calls"] = [
-                {
-                    **({} if call.id is None else {"id": text(call.id, index)}),
-                    "type": text("function", TEMPLATE),
-                    "function": {"name": text(call.name, index), "arguments": data(call.arguments, index)},
-                }
-                for call in one.tool_calls
-            ]
-        if one.tool_call_id is not None:
-            made["tool_call_id"] = text(one.tool_call_id, index)
-        if one.reasoning:
-            made["reasoning_content"] = text(one.reasoning, index)
-        return chat({text(key, TEMPLATE): value for key, value in made.items()}, index)
+        calls = [
+            named(
+                id=None if call.id is None else text(call.id, index),
+                type=text("function", TEMPLATE),
+                function=named(name=text(call.name, index), arguments=data(call.arguments, index)),
+            )
+            for call in one.tool_calls
+        ]
+        reasoning = text(one.reasoning, index) if one.reasoning else None
+        made = named(
+            thinking=reasoning,
+            role=text(one.role, TEMPLATE),
+            content=text(one.content, index),
+            tool_calls=calls or None,
+            tool_call_id=None if one.tool_call_id is None else text(one.tool_call_id, index),
+            reasoning_content=reasoning,
+        )
+        return chat(made, index)
 
     return {
         **{key: data(value, TEMPLATE if key in SPECIAL_TOKENS else -1) for key, value in kwargs.items()},
@@ -402,6 +405,30 @@ class _Tracing(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if found is None:
             found = self._literals[text] = Traced(text, TEMPLATE)
         return found
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`format`, whose answer is made of the text it fills and of what it fills in."""
+        made = super().wrap_str_format(value)
+        if made is None or len(origins(value.__self__)) != 1:
+            return made
+        (origin,), formatter = origins(value.__self__), jinja2.sandbox.SandboxedFormatter(self)
+
+        def filled(*args: Any, **kwargs: Any) -> str:
+            if value.__name__ == "format_map":
+                args, kwargs = (), *args
+            parts: list[str] = []
+            numbers = itertools.count()
+            for text, field, spec, conversion in formatter.parse(value.__self__):
+                parts.append(Traced(text, origin))
+                if field is None:
+                    continue
+                found, _ = formatter.get_field(field or str(next(numbers)), args, kwargs)
+                found = formatter.convert_field(found, conversion)
+                text = formatter.format_field(found, formatter.vformat(spec or "", args, kwargs))
+                parts.append(found if isinstance(found, Traced) and found == text else stringified(text, found))
+            return concat(parts)
+
+        return functools.update_wrapper(filled, value)
 
     def tilde(self, values: tuple[Any, ...]) -> Traced:
         return concat(map(_shown, values))

@@ -29,7 +29,7 @@ class Traced(str):
     __slots__ = ("_runs",)
     _runs: Runs
 
-    def __new__(cls, text: str, origin: int) -> Traced:
+    def __new__(cls, text: str, origin: int = LOST) -> Traced:
         return _made(text, ((len(text), origin),) if text else ())
 
     def __str__(self) -> str:

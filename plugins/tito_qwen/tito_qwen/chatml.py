@@ -14,6 +14,10 @@ from tito_qwen.recipes import ISSUES, RECIPES, RULES
 
 __all__ = ["PRESERVING", "QWEN3", "QWEN35", "THINKING", "TRIMS", "chatml", "with_fp8"]
 
+Role = Literal["tool", "user", "system", "assistant"]
+State = Literal["reasoning", "content", "call"]
+Mark = Literal["reasoning", "call"]
+
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 THINK, UNTHINK = "<think>", "</think>"
 CALL, UNCALL = "<tool_call>", "</tool_call>"
@@ -41,7 +45,8 @@ _IDS: Final = {
     QWEN3.name: {text: number for number, text in enumerate(QWEN3_ADDED, 151643)},
     QWEN35.name: {text: number for number, text in enumerate(QWEN35_ADDED, 248044)},
 }
-_ANY: Final = frozenset({"user", "system", "assistant"})
+_ANY: Final[frozenset[Role]] = frozenset({"user", "system", "assistant"})
+_AFTER_CALLS: Final[frozenset[Role]] = _ANY | {"tool"}
 
 _CALLS: Final = {
     "hermes": (f"\n{UNCALL}", {"sglang": "qwen25", "vllm": "hermes"}),
@@ -67,8 +72,10 @@ def chatml(
     """
     thinks = True in thinking.modes
     closer, parsers = _CALLS[calls]
-    closers = {"content": "", "call": closer, **({"reasoning": f"\n{UNTHINK}\n\n"} if thinks else {})}
-    marks = {"call": (CALL, UNCALL), **({"reasoning": (THINK, UNTHINK)} if thinks else {})}
+    closers: dict[State, str] = {"content": "", "call": closer}
+    marks: dict[Mark, tuple[str, str]] = {"call": (CALL, UNCALL)}
+    if thinks:
+        closers["reasoning"], marks["reasoning"] = f"\n{UNTHINK}\n\n", (THINK, UNTHINK)
     tokens = (START, END, END_OF_TEXT, *(text for pair in marks.values() for text in pair))
     tokens += ("<tool_response>", "</tool_response>")
     return Family(
@@ -77,10 +84,10 @@ def chatml(
         model_types=tuple(model_types),
         template=f"templates/{name}.jinja",
         append_roles=AppendRoles(
-            roles=frozenset({"tool", *_ANY}),
+            roles=_AFTER_CALLS,
             follows={
-                "assistant": frozenset({"tool", *_ANY}),
-                "tool": frozenset({"tool", *_ANY}),
+                "assistant": _AFTER_CALLS,
+                "tool": _AFTER_CALLS,
                 "user": _ANY,
                 "system": _ANY,
             },
@@ -88,7 +95,7 @@ def chatml(
         ),
         thinking=thinking,
         boundary=Boundary(stop=(END, END_OF_TEXT), glue="\n", closers=closers, marks=marks),
-        segments=Segments(delimiters=(START, END, END_OF_TEXT), headers=(f"{START}assistant\n",), ends=(END,)),
+        segments=Segments(delimiters=(START, END, END_OF_TEXT), headers=(f"{START}assistant\n",)),
         control_tokens=tuple(ControlToken(text=text, id=_IDS[vocabulary.name][text]) for text in tokens),
         response_parser=f"tito_qwen.responses:{calls}{'' if thinks else '_instruct'}",
         parsers={
