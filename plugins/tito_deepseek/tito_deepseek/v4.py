@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tito_core import (
     AppendRoles,
     Boundary,
@@ -32,35 +34,26 @@ DISPATCHED, RUNNING = 128, 256
 COOKBOOK = "SGLang, docs_new/cookbook DeepSeek-V4.mdx"
 
 
-def _eagle(steps: int) -> Speculative:
-    """With top-k 1 it drafts one token more than it takes steps."""
-    return Speculative(algorithm="EAGLE", num_steps=steps, eagle_topk=1, num_draft_tokens=steps + 1)
+def _on_eight(source: str, steps: int, **more: Any) -> Recipe:
+    """EAGLE with top-k 1 drafts one token more than it takes steps; no steps is no speculation."""
+    eagle = Speculative(algorithm="EAGLE", num_steps=steps, eagle_topk=1, num_draft_tokens=steps + 1) if steps else None
+    on_amd: dict[Any, Any] = {"rocm": {"environment": {"SGLANG_USE_AITER_AG": "false"}}} if steps else {}
+    return Recipe(speculative=eagle, tensor_parallel=8, source=source, platforms=on_amd, **more)
 
 
 RECIPES = {
-    "default": Recipe(
-        speculative=_eagle(3),
-        tensor_parallel=8,
-        source="miles, run_deepseek_v4.py --enable-mtp; tp: SGLang's for V4 Pro",
-    ),
-    "low-latency": Recipe(speculative=_eagle(3), tensor_parallel=8, source=f"{COOKBOOK}; V4 Flash fits tp 4"),
-    "balanced": Recipe(
-        speculative=_eagle(1),
-        tensor_parallel=8,
+    "default": _on_eight("miles, run_deepseek_v4.py --enable-mtp, on AMD too; tensor parallel: SGLang's for V4 Pro", 3),
+    "low-latency": _on_eight(f"{COOKBOOK}; V4 Flash fits tensor parallel 4", 3),
+    "balanced": _on_eight(
+        f"{COOKBOOK}; requests and dispatched tokens: the largest that fit together",
+        1,
         data_parallel=8,
         expert_parallel=8,
         max_running_requests=128,
         arguments={"enable-dp-attention": True, "moe-a2a-backend": "deepep"},
         environment={DISPATCH: "256"},
-        source=f"{COOKBOOK}; requests and dispatched tokens: the largest that both fit",
     ),
-    "plain": Recipe(speculative=None, tensor_parallel=8, source=f"{COOKBOOK}, its high-throughput: no speculation"),
-    "rocm": Recipe(
-        speculative=_eagle(3),
-        tensor_parallel=8,
-        environment={"SGLANG_USE_AITER_AG": "false"},
-        source="miles, run_deepseek_v4.py --enable-mtp on AMD",
-    ),
+    "plain": _on_eight(f"{COOKBOOK}, its high-throughput", 0),
 }
 
 
