@@ -131,8 +131,8 @@ MUTANTS = (
         "wrong kwarg forwarded",
         "thinking",
         "tito_core.families.defaults:tito_forward_thinking",
-        "forward_kwargs={**said}",
-        'forward_kwargs={**others, "enable_thinking": enabled}',
+        "forward_kwargs={**others, **said},",
+        'forward_kwargs={**others, "enable_thinking": enabled},',
     ),
     Mutant(
         "history re-encoded",
@@ -406,8 +406,8 @@ MUTANTS = (
         "effort not forwarded",
         "thinking",
         "tito_core.families.defaults:tito_forward_thinking",
-        "forward_kwargs={**said}",
-        "forward_kwargs={**others, thinking.forward_as: enabled}",
+        "forward_kwargs={**others, **said},",
+        "forward_kwargs={**others, thinking.forward_as: enabled},",
         "deepseekv4",
     ),
     Mutant(
