@@ -51,7 +51,13 @@ def tito_family():
             follows={"assistant": {"tool", "user"}, "tool": {"user"}, "user": set()},
             ends={"user"},
         ),
-        thinking=Thinking(aliases=("think", "mode"), forward_as="think", default=False, words={"mode": {"on": True}}),
+        thinking=Thinking(
+            aliases=("think", "mode"),
+            forward_as="think",
+            default=False,
+            words={"mode": {"on": True}},
+            effort=Effort(name="level", levels=("low", "high"), default="high", range=(1, 9)),
+        ),
         boundary=Boundary(stop=("<end>",), glue="\\n", shared=("<end>",)),
         segments=Segments(delimiters=("<end>",), headers=("<end>",)),
         control_tokens=(ControlToken(text="<end>"),),
@@ -61,6 +67,9 @@ def tito_family():
             "fast": Recipe(
                 speculative=Speculative(algorithm="EAGLE", num_steps=3, eagle_topk=1, num_draft_tokens=4),
                 tensor_parallel=8,
+                max_running_requests=64,
+                arguments={"chunks": 2},
+                environment={"FAST": "1"},
             ),
         },
         recipe_rules=(Rule(name="even", check="toy_plugin:even"),),
@@ -340,13 +349,14 @@ toy (tito-toy 1.2, toy_plugin)
   thinking      off by default; engines are told think
                 set by think or mode
                 mode takes "on" (on) too
+                level: low, high, or 1 to 9; high by default; none is off
   turn ends     with "<end>"; then "\\n"; shared with the next message: "<end>"
   revisions     first   as published  (default)
                 second
   vocabularies  own  Toy  stands in for Toy 2  sha256 abababab
   parsers       sglang: reasoning toy, tool calls none
   recipes       default: no speculation
-                fast: EAGLE, 3 steps, top-k 1, 4 draft tokens; tensor_parallel=8
+                fast: EAGLE, 3 steps, top-k 1, 4 draft tokens; tensor_parallel=8, max_running_requests=64; chunks=2; FAST='1'
   recipe rules  even: toy_plugin:even
   peers         theirs calls it toy-1
                 others lacks it
