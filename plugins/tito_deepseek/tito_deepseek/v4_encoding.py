@@ -96,11 +96,6 @@ You MUST strictly follow the above defined tool name and parameter schemas to in
 """
 
 
-def _exact(value: Any) -> str:
-    """A number as Python prints it."""
-    return _dump(value)
-
-
 def _double(value: Any) -> str:
     """A number as a JSON library with 64-bit integers and doubles prints it."""
     return repr(float(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value)
@@ -116,8 +111,9 @@ def _short_double(value: Any) -> str:
 class _Format:
     """What the published encoders disagree about.
 
-    - `effort`: the text after the prompt's opener, by level, and for a number; `released` is the older encoder, which
-      prints every message where it stands, opens an assistant's turn after a user's message only, and knows developers.
+    - `effort`: the text after the prompt's opener, by level or number.
+    - `released`: the older encoder, which prints every message where it stands, opens an assistant's turn after a user's
+      message only, and knows developers.
     - `mark`, `block`, `bare`: how a DSML tag begins, what the block of calls is named, and what ends the opening tag of a
       call without arguments.
     - `system`: what opens a system message behind the front; None: all of them are printed at the front.
@@ -126,7 +122,7 @@ class _Format:
       numbers.
     """
 
-    effort: Callable[[str | int], str | None]
+    effort: Mapping[str | int, str]
     released: bool = False
     mark: str = "｜DSML｜"
     block: str = "tool_calls"
@@ -166,38 +162,30 @@ class _Format:
 
 
 LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "ultra", "max")
-_RELEASED: Final[dict[str | int, str]] = {**dict.fromkeys(LEVELS, ""), "max": ABSOLUTE}
-_RECIPE: Final[dict[str | int, str]] = {
-    **dict.fromkeys(LEVELS, ABSOLUTE),
-    "minimal": "",
-    "low": "",
-    "ultra": BEYOND,
-    "max": BEYOND,
-}
-_NUMBERS: Final[dict[str | int, int]] = {
-    **dict.fromkeys(LEVELS, 75),
-    "minimal": 50,
-    "low": 50,
-    "ultra": 100,
-    "max": 100,
-    **{number: number for number in range(1, 101)},
-}
-
-
-def _budget(level: str | int) -> str | None:
-    return NUMBER.format(_NUMBERS[level]) if level in _NUMBERS else None
-
+_NUMBERS: Final = {**dict.fromkeys(LEVELS, 75), "minimal": 50, "low": 50, "ultra": 100, "max": 100}
 
 RELEASE: Final = _Format(
-    effort=lambda level: _RELEASED.get(level),
+    effort={**dict.fromkeys(LEVELS, ""), "max": ABSOLUTE},
     released=True,
     schema=(("description", None), ("name", None), ("parameters", None), ("strict", False), ("defer_loading", ...)),
-    number=_exact,
+    number=_dump,
 )
 RECIPE: Final = _Format(
-    effort=lambda level: _RECIPE.get(level), bare='">', system=None, empty=False, number=_short_double
+    effort={**dict.fromkeys(LEVELS, ABSOLUTE), "minimal": "", "low": "", "ultra": BEYOND, "max": BEYOND},
+    bare='">',
+    system=None,
+    empty=False,
+    number=_short_double,
 )
-V41: Final = _Format(effort=_budget, mark="｜DSML｜ ", block="calls", system=SYSTEM)
+V41: Final = _Format(
+    effort={
+        **{level: NUMBER.format(number) for level, number in _NUMBERS.items()},
+        **{number: NUMBER.format(number) for number in range(1, 101)},
+    },
+    mark="｜DSML｜ ",
+    block="calls",
+    system=SYSTEM,
+)
 
 
 class V4Encoding:
@@ -248,7 +236,7 @@ def _switches(name: str, kwargs: Mapping[str, Any], **more: bool) -> dict[str, A
 
 def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any]) -> Rendered:
     thinking, level = switches["thinking"], switches["reasoning_effort"]
-    effort = form.effort(level) if type(level) in (int, str) else None
+    effort = form.effort.get(level) if type(level) in (int, str) else None
     if effort is None:
         raise TemplateError(
             f"reasoning_effort is {level!r}, which the format does not know; it takes {', '.join(LEVELS)}"
@@ -259,6 +247,9 @@ def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], s
     head, body = _arranged(form, messages, dropping)
     turns = [place for place, (_, message) in enumerate(body) if message.role in ("user", "tool", "developer")]
     last_turn = turns[-1] if turns else -1
+
+    def header(opened: bool) -> str:
+        return ASSISTANT + (THINK if thinking and opened else ANSWER)
 
     parts = Parts()
     parts.template(BOS, -1, "system")
@@ -286,7 +277,7 @@ def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], s
                 parts.content(message.content, index, role)
         elif role == "assistant":
             if not form.released and (place == 0 or body[place - 1][1].role == "assistant"):
-                parts.template(ASSISTANT + (THINK if thinking and not dropping else ANSWER), index, role)
+                parts.template(header(not dropping), index, role)
             if thinking and not (dropping and (not form.released or place < last_turn)):
                 parts.content(message.reasoning, index, role)
                 parts.template(ANSWER, index, role)
@@ -306,9 +297,9 @@ def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], s
         opens = folds or role == "developer" or (role == "system" and not form.released)
         if opens and following in (None, "assistant"):
             last = place == last_turn if form.released else following is None
-            parts.template(ASSISTANT + (THINK if thinking and (last or not dropping) else ANSWER), index, role)
+            parts.template(header(last or not dropping), index, role)
     if not form.released and messages and _is_system(messages[-1]) and (not body or body[-1][1].role == "assistant"):
-        parts.template(ASSISTANT + (THINK if thinking else ANSWER), len(messages) - 1, messages[-1].role)
+        parts.template(header(True), len(messages) - 1, messages[-1].role)
     return parts.rendered()
 
 
