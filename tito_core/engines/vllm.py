@@ -67,7 +67,7 @@ class VLLMEngine(HTTPEngine):
     ) -> Ids:
         ours: dict[str, Any] = {
             "messages": messages,
-            **({"tools": tools} if tools else {}),
+            **({"tools": tools, "tool_choice": "none"} if tools else {}),
             "chat_template_kwargs": dict(chat_template_kwargs),
             "max_tokens": 1,
             "return_token_ids": True,
