@@ -175,6 +175,8 @@ def test_vllm(fake: Fake) -> None:
         turn = session.commit(request := asked(session), engine.complete(request, max_tokens=8))
         fake.usual = lambda path, body: {"choices": [], "prompt_token_ids": [1, 2]}
         assert engine.rendered([{"role": "user", "content": "0"}]).tolist() == [1, 2]
+        tool = {"type": "function", "function": {"name": "f"}}
+        assert engine.rendered([{"role": "user", "content": "0"}], tools=[tool]).tolist() == [1, 2]
         fake.usual = lambda path, body: {"choices": []}
         with pytest.raises(EngineError) as caught:
             engine.rendered([{"role": "user", "content": "0"}])
@@ -205,8 +207,49 @@ def test_vllm(fake: Fake) -> None:
             },
         ),
     ]
+    assert (fake.seen[2][1]["tools"], fake.seen[2][1]["tool_choice"]) == ([tool], "none"), "any other needs a parser"
     assert np.asarray(turn.completion.logprobs).tolist() == [-0.25, -0.5, -1.0]
     assert turn.completion.meta["cached_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"token_ids": None},
+            "returned no token ids, and text is never encoded again; it needs a vLLM that knows return_token_ids, 0.10.2 or "
+            "later",
+        ),
+        (
+            {"prompt_token_ids": None},
+            "returned no prompt ids, and text is never encoded again; it needs a vLLM that knows return_token_ids, 0.10.2 or "
+            "later",
+        ),
+        (
+            {"logprobs": {"token_logprobs": "abc"}},
+            "returned no log-probs, and text is never encoded again; it must be a vLLM that returns log-probs of sampled "
+            "ids: see its --max-logprobs",
+        ),
+        (
+            {"logprobs": {"token_logprobs": [-1.0]}},
+            "returned 3 ids and 1 log-probs; it must be a vLLM that returns log-probs of sampled ids: see its "
+            "--max-logprobs",
+        ),
+    ],
+)
+def test_what_a_vllm_does_not_return(fake: Fake, changes: dict[str, Any], text: str) -> None:
+    fake.usual = lambda path, body: {
+        "choices": [
+            {
+                "finish_reason": "length",
+                "token_ids": [3001, 3002, 3003],
+                "prompt_token_ids": body["prompt"],
+                "logprobs": {"token_logprobs": [-0.25, -0.5, -1.0]},
+                **changes,
+            }
+        ]
+    }
+    assert refused(VLLMEngine(fake.url)) == ("answer", text, {})
 
 
 def test_the_server_s_own_render(fake: Fake) -> None:
@@ -249,7 +292,8 @@ def test_the_server_s_own_render(fake: Fake) -> None:
             404,
             {"detail": "Not Found"},
             "usage",
-            "has no such endpoint (HTTP 404): Not Found; is it this kind of engine, and is that its URL?",
+            "has no such endpoint or model (HTTP 404): Not Found; is it this kind of engine, is that its URL, and does it "
+            "serve that model?",
         ),
         (
             429,

@@ -71,11 +71,20 @@ class Environment:
                 if self._installed():
                     return "cached"
                 if home.exists() and not (home / "pyvenv.cfg").is_file() and any(home.iterdir()):
-                    raise LiveError(f"{home} holds something else than an environment; set {self.place} to another place")
+                    raise LiveError(
+                        f"{home} holds something else than an environment; set {self.place} to another place"
+                    )
                 shutil.rmtree(home, ignore_errors=True)
                 started = time.monotonic()
                 log = home.parent / f"{home.name}.log"
-                pip = (str(home / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
+                pip = (
+                    str(home / "bin" / "python"),
+                    "-m",
+                    "pip",
+                    "install",
+                    "--disable-pip-version-check",
+                    "--no-input",
+                )
                 with log.open("w") as said:
                     for command in (
                         (sys.executable, "-m", "venv", str(home)),

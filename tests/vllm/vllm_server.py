@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from engine_server import EngineServer
 from environment import VLLM
@@ -13,7 +13,7 @@ KEY = "secret"
 
 class Server(EngineServer):
     environment = VLLM
-    headers = {"authorization": f"Bearer {KEY}"}
+    headers: ClassVar[dict[str, str]] = {"authorization": f"Bearer {KEY}"}
     command = (
         *("-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--served-model-name", "tiny"),
         *("--api-key", KEY, "--max-model-len", "8192", "--max-num-seqs", "16", "--block-size", "32", "--enforce-eager"),

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
-from tito_core.engines.http import NOTHING, HTTPEngine, choice_of, int_ids, mapping
+from tito_core.engines.http import NOTHING, HTTPEngine, choice_of, mapping
 from tito_core.responses.completion import Completion
 from tito_core.sessions.session import Request
 from tito_core.tokens.append import Ids
 
 __all__ = ["VLLMEngine"]
-
-_HOW = {
-    "ids": "it needs a vLLM that knows return_token_ids, 0.10.2 or later",
-    "logprobs": "it must be a vLLM that returns log-probs of sampled ids: see its --max-logprobs",
-    "prompt": "it needs a vLLM that knows return_token_ids, 0.10.2 or later",
-}
 
 
 class VLLMEngine(HTTPEngine):
@@ -28,7 +20,13 @@ class VLLMEngine(HTTPEngine):
     the served model where the release asks for one.
     """
 
-    kind: ClassVar[str] = "vllm"
+    kind = "vllm"
+    how: ClassVar[Mapping[str, str]] = {
+        "ids": "it needs a vLLM that knows return_token_ids, 0.10.2 or later",
+        "logprobs": "it must be a vLLM that returns log-probs of sampled ids: see its --max-logprobs",
+        "prompt": "it needs a vLLM that knows return_token_ids, 0.10.2 or later",
+        "render": "it needs a vLLM that knows return_token_ids in chat",
+    }
 
     def complete(self, request: Request, *, max_tokens: int, sampling: Mapping[str, Any] = NOTHING) -> Completion:
         ours = {
@@ -44,9 +42,9 @@ class VLLMEngine(HTTPEngine):
         usage, said = mapping(answer.get("usage")), mapping(choice.get("logprobs"))
         return self.completion(
             request,
-            ids=int_ids(choice.get("token_ids")),
+            ids=choice.get("token_ids"),
             logprobs=said.get("token_logprobs"),
-            prompt=int_ids(choice.get("prompt_token_ids")),
+            prompt=choice.get("prompt_token_ids"),
             finish=choice.get("finish_reason"),
             matched=choice.get("stop_reason"),
             meta={
@@ -55,7 +53,6 @@ class VLLMEngine(HTTPEngine):
                 "cached_tokens": mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
                 "finish_reason": choice.get("finish_reason"),
             },
-            how=_HOW,
         )
 
     def rendered(
@@ -69,11 +66,6 @@ class VLLMEngine(HTTPEngine):
             "messages": messages,
             **({"tools": tools, "tool_choice": "none"} if tools else {}),
             "chat_template_kwargs": dict(chat_template_kwargs),
-            "max_tokens": 1,
             "return_token_ids": True,
         }
-        answer = self.post("/v1/chat/completions", self.merged(ours, self._fields))
-        ids = int_ids(answer.get("prompt_token_ids"))
-        if not ids:
-            raise self.error("answer", "returned no prompt ids; it needs a vLLM that knows return_token_ids in chat")
-        return np.array(ids, dtype=np.int32)
+        return self.own_render(ours, lambda answer: answer.get("prompt_token_ids"))
