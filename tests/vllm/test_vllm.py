@@ -12,7 +12,7 @@ import pytest
 
 from drawn import codec
 from tito_core import Completion, Request
-from tito_core.errors import EngineError
+from tito_core.errors import CompletionError, EngineError
 from token_path import EOS, engine_ids
 from vllm_server import KEY, Server, scripted
 
@@ -96,9 +96,17 @@ def test_a_stop_token_is_sampled_and_ends_a_turn(live: Server) -> None:
     found = live.complete(asked(live).ids.tolist(), [*said, 5], stop_token_ids=[other])
     assert (found["token_ids"], found["finish_reason"], found["stop_reason"]) == (said[:2], "stop", other)
     paired(complete(live, asked(live), said, sampling={"stop_token_ids": [other]}), said[:2])
-    with pytest.raises(EngineError) as caught:
-        complete(live, asked(live), [*said, EOS, 5], sampling={"min_tokens": 8, "stop_token_ids": [5]})
-    assert caught.value.where == {"kind": "fault"}
+
+
+def test_what_is_sampled_past_a_stop_token_is_refused_at_the_commit(live: Server) -> None:
+    session = codec(live.vocabulary).session()
+    request = session.prepare([{"role": "user", "content": "0"}])
+    said = [*ids_of(live, "one"), EOS, *ids_of(live, "two")]
+    completion = complete(live, request, said, max_tokens=len(said), sampling=LONG)
+    paired(completion, said)
+    with pytest.raises(CompletionError):
+        session.commit(request, completion)
+    assert session.turns == ()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,7 @@ def test_length_ends_a_turn_after_so_many_ids_and_where_the_context_is_full(live
     completion = complete(live, asked(live), said, max_tokens=2)
     paired(completion, said[:2])
     assert completion.finish_reason == "length"
-    full = live.complete([5] * 8190, max_tokens=8, **LONG)
+    full = live.complete([5] * 8190, max_tokens=8, ignore_eos=True)
     assert (len(full["token_ids"]), full["finish_reason"]) == (2, "length"), "fewer than asked for, and no error"
 
 
@@ -150,7 +158,6 @@ def test_no_option_no_ids(live: Server) -> None:
         ({"max_tokens": 9000}, "context", "max_tokens=9000 cannot be greater than max_model_len=8192."),
         ({"sampling": {"temperature": -1.0}}, "usage", "temperature must be non-negative, got -1.0."),
         ({"sampling": {"model": "large"}}, "usage", "The model `large` does not exist. Valid aliases: tiny."),
-        ({"sampling": {"vllm_xargs": {"script": [10**6]}}}, "fault", ""),
     ],
 )
 def test_what_is_refused(live: Server, options: dict[str, Any], kind: str, said: str) -> None:
