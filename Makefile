@@ -19,7 +19,7 @@ help:
 	@echo 'make verify        environment, core and plugins, then: tito verify --family $(FAMILY)'
 	@echo 'make test          the same with the test tools and the oracles, then the whole suite'
 	@echo 'make test-live     the tests that need SGLang: its environment (2.5 GB, kept), then servers on this machine'
-	@echo 'make test-vllm       the tests that need vLLM: its environment (3.4 GB, kept), then servers on this machine'
+	@echo 'make test-vllm     the tests that need vLLM: its environment (3.4 GB, kept), then servers on this machine'
 	@echo 'make test-pythons  the unit tests under the other Pythons that are claimed and that this machine has'
 	@echo 'make format        formats the code'
 	@echo 'make clean         removes what these made'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -212,6 +213,14 @@ def test_vllm(fake: Fake) -> None:
     assert turn.completion.meta["cached_tokens"] == 2
 
 
+def completing(**changes: Any) -> Callable[[str, Answer], Answer]:
+    choice = {"finish_reason": "length", "token_ids": [3001, 3002, 3003]}
+    logprobs = {"token_logprobs": [-0.25, -0.5, -1.0]}
+    return lambda path, body: {
+        "choices": [{**choice, "prompt_token_ids": body["prompt"], "logprobs": logprobs, **changes}]
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -238,18 +247,25 @@ def test_vllm(fake: Fake) -> None:
     ],
 )
 def test_what_a_vllm_does_not_return(fake: Fake, changes: dict[str, Any], text: str) -> None:
-    fake.usual = lambda path, body: {
-        "choices": [
-            {
-                "finish_reason": "length",
-                "token_ids": [3001, 3002, 3003],
-                "prompt_token_ids": body["prompt"],
-                "logprobs": {"token_logprobs": [-0.25, -0.5, -1.0]},
-                **changes,
-            }
-        ]
-    }
+    fake.usual = completing(**changes)
     assert refused(VLLMEngine(fake.url)) == ("answer", text, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"finish_reason": "repetition"},
+            "has the finish reason 'repetition'; it is one of stop, length, tool_calls, abort",
+        ),
+        ({"logprobs": {"token_logprobs": [-0.5, "x", -0.5]}}, "has logprobs of type <U32; they must be numbers"),
+    ],
+)
+def test_what_is_no_completion(fake: Fake, changes: dict[str, Any], text: str) -> None:
+    fake.usual = completing(**changes)
+    kind, said, _ = refused(VLLMEngine(fake.url))
+    assert kind == "answer"
+    assert re.fullmatch(f"answered what can't be kept: completion [0-9a-f]+ {re.escape(text)}", said), said
 
 
 def test_the_server_s_own_render(fake: Fake) -> None:

@@ -31,8 +31,11 @@ TOKENIZER_CONFIG = {
     "add_bos_token": False,
     "clean_up_tokenization_spaces": False,
 }
-# Its input ends when the tests do, however they end; then nothing of the group is left.
-GUARD = 'exec 3<&0; "$@" </dev/null & server=$!; { cat <&3 >/dev/null; kill -KILL 0; } & wait $server'
+# Its input ends when the tests do, however they end; then nothing of the group is left. Told to end, it tells the server.
+GUARD = (
+    'exec 3<&0; "$@" </dev/null & server=$!; trap "kill $server" TERM; { cat <&3 >/dev/null; kill -KILL 0; } & '
+    "wait $server; wait $server"
+)
 
 
 def make_model(environment: Environment, vocabulary: Name, directory: Path) -> Path:
@@ -53,6 +56,8 @@ class EngineServer:
     command: ClassVar[tuple[str, ...]]
     """What the environment's Python is given, ending with the option that names the model; `--port` and `flags` follow."""
     headers: ClassVar[dict[str, str]] = {}
+    tidies: ClassVar[float] = 0
+    """Seconds that it is given to remove what it shares with its own processes outside of them."""
 
     vocabulary: Name
     model: Path
@@ -114,6 +119,10 @@ class EngineServer:
             self.process = None
 
     def close(self) -> None:
+        if self.process is not None and self.tidies:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(self.tidies)
         self.kill()
         self.client.close()
 

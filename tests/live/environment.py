@@ -108,7 +108,8 @@ class Environment:
         """
         outer = ("PYTHON", "VIRTUAL_ENV", "PYTEST")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-        return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **self.variables}
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return {**kept, **threads, "HF_HUB_OFFLINE": "1", **self.variables}
 
     def run(self, *arguments: str | Path) -> str:
         """What a script prints."""

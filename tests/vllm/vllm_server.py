@@ -14,6 +14,7 @@ KEY = "secret"
 class Server(EngineServer):
     environment = VLLM
     headers: ClassVar[dict[str, str]] = {"authorization": f"Bearer {KEY}"}
+    tidies = 30  # shared memory, sockets
     command = (
         *("-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--served-model-name", "tiny"),
         *("--api-key", KEY, "--max-model-len", "8192", "--max-num-seqs", "16", "--block-size", "32", "--enforce-eager"),

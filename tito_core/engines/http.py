@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 import numpy as np
 import orjson
 
-from tito_core.errors import EngineError
+from tito_core.errors import CompletionError, EngineError
 from tito_core.prompts.messages import Message, Tool
 from tito_core.responses.completion import Completion
 from tito_core.sessions.session import Request
@@ -214,7 +214,10 @@ class HTTPEngine:
             )
         kept = {key: value for key, value in meta.items() if value is not None}
         stop = matched if isinstance(matched, str) else None
-        return Completion(np.asarray(ids), np.asarray(logprobs), finish, stop=stop, message=message, meta=kept)
+        try:
+            return Completion(ids, logprobs, finish, stop=stop, message=message, meta=kept)
+        except CompletionError as cause:
+            raise self.error("answer", f"answered what can't be kept: {cause}") from cause
 
     def own_render(self, ours: dict[str, Any], prompt: Callable[[dict[str, Any]], Any]) -> Ids:
         """The prompt ids, int32, that the chat endpoint makes of `ours`; `prompt` finds them. Raises EngineError."""

@@ -17,7 +17,9 @@ class VLLMEngine(HTTPEngine):
     """vLLM 0.10.2 and later. Its completions are parsed by nobody there: our own parser makes the message.
 
     The thinking kwargs go with every call, though a prompt of ids is not rendered again. `fields={"model": ...}` names
-    the served model where the release asks for one.
+    the served model where the release asks for one. Its log-probs are the model's own, before the temperature and other
+    sampling parameters, unless it is served with `--logprobs-mode processed_logprobs`; it tells what it had cached with
+    `--enable-prompt-tokens-details`.
     """
 
     kind = "vllm"
