@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -63,6 +64,7 @@ def test_more_than_the_queue_holds_is_overload(live: Server) -> None:
     requests = [asked(live, f"{number} " + "word " * 900) for number in range(QUEUED + 60)]
     start = threading.Barrier(len(requests))
     kinds: Counter[str] = Counter()
+    texts: list[str] = []
 
     def ask(request: Request) -> None:
         start.wait()
@@ -70,10 +72,11 @@ def test_more_than_the_queue_holds_is_overload(live: Server) -> None:
             engine.complete(request, max_tokens=2)
             kinds["answered"] += 1
         except EngineError as cause:
-            assert "is overloaded (HTTP 503)" in str(cause)
-            assert "send less at once, or sample this turn again later" in str(cause)
             kinds[cause.where["kind"]] += 1
+            texts.append(str(cause))
 
     with SGLangEngine(live.url, concurrency=len(requests)) as engine, ThreadPoolExecutor(len(requests)) as pool:
         list(pool.map(ask, requests))
     assert set(kinds) == {"answered", "overload"}
+    said = re.compile(r"is overloaded \(HTTP 503\).*; send less at once, or sample this turn again later$")
+    assert all(map(said.search, texts))
