@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter
@@ -78,5 +77,6 @@ def test_more_than_the_queue_holds_is_overload(live: Server) -> None:
     with SGLangEngine(live.url, concurrency=len(requests)) as engine, ThreadPoolExecutor(len(requests)) as pool:
         list(pool.map(ask, requests))
     assert set(kinds) == {"answered", "overload"}
-    said = re.compile(r"is overloaded \(HTTP 503\).*; send less at once, or sample this turn again later$")
-    assert all(map(said.search, texts))
+    for text in texts:
+        assert "is overloaded (HTTP 503)" in text
+        assert "send less at once, or sample this turn again later" in text
