@@ -170,6 +170,7 @@ def test_vllm(fake: Fake) -> None:
             }
         ],
         "usage": {"prompt_tokens": 4, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}},
+        "metrics": {"speculative_decoding": {"mean_acceptance_length": 2.5}},
     }
     session = codec().session()
     with VLLMEngine(f"{fake.url}/v1/", fields={"model": "tiny"}) as engine:
@@ -210,7 +211,7 @@ def test_vllm(fake: Fake) -> None:
     ]
     assert (fake.seen[2][1]["tools"], fake.seen[2][1]["tool_choice"]) == ([tool], "none"), "any other needs a parser"
     assert np.asarray(turn.completion.logprobs).tolist() == [-0.25, -0.5, -1.0]
-    assert turn.completion.meta["cached_tokens"] == 2
+    assert (turn.completion.meta["cached_tokens"], turn.completion.meta["spec_accept_length"]) == (2, 2.5)
 
 
 def completing(**changes: Any) -> Callable[[str, Answer], Answer]:

@@ -19,7 +19,7 @@ class VLLMEngine(HTTPEngine):
     The thinking kwargs go with every call, though a prompt of ids is not rendered again. `fields={"model": ...}` names
     the served model where the release asks for one. Its log-probs are the model's own, before the temperature and other
     sampling parameters, unless it is served with `--logprobs-mode processed_logprobs`; it tells what it had cached with
-    `--enable-prompt-tokens-details`.
+    `--enable-prompt-tokens-details`, and what speculation accepted with `--per-request-spec-decode-metrics summary`.
     """
 
     kind = "vllm"
@@ -42,6 +42,7 @@ class VLLMEngine(HTTPEngine):
         answer = self.post("/v1/completions", self.merged(ours, self._fields, {**self._sampling, **sampling}), request)
         choice = choice_of(self, answer)
         usage, said = mapping(answer.get("usage")), mapping(choice.get("logprobs"))
+        drafted = mapping(mapping(answer.get("metrics")).get("speculative_decoding"))
         return self.completion(
             request,
             ids=choice.get("token_ids"),
@@ -53,6 +54,7 @@ class VLLMEngine(HTTPEngine):
                 "prompt_tokens": usage.get("prompt_tokens"),
                 "completion_tokens": usage.get("completion_tokens"),
                 "cached_tokens": mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
+                "spec_accept_length": drafted.get("mean_acceptance_length"),
                 "finish_reason": choice.get("finish_reason"),
             },
         )
