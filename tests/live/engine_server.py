@@ -23,7 +23,7 @@ from environment import SGLANG, Environment, LiveError, tail
 from oracles import tokenizer_json
 from token_path import Name
 
-READY_WITHIN = 240.0  # seconds; an idle machine takes 25 to 70
+READY_WITHIN = 600.0  # seconds; an idle machine takes 25 to 70, one that does much else minutes
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": "<｜begin▁of▁sentence｜>",
