@@ -77,6 +77,32 @@ def metaed(**more: Any) -> Callable[[str, Answer], Answer]:
     return act
 
 
+@pytest.mark.parametrize(
+    ("arguments", "finish", "kept"),
+    [
+        ('{"x": 1}', "tool_calls", True),
+        ('{"x": 1}', "length", False),
+        ('{"x": 1', "length", False),
+        ('{"x": 1', "stop", False),
+        ("[1]", "tool_calls", False),
+        (None, "tool_calls", False),
+    ],
+)
+def test_calls_that_can_not_be_whole_are_left_to_our_own_parser(
+    fake: Fake, arguments: Any, finish: str, kept: bool
+) -> None:
+    """SGLang's parser of DeepSeek V4 makes calls of a block that was cut; a partial call is never run."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    fake.acts.append(changed(message=said, finish_reason=finish))
+    session = codec().session(thinking=False)
+    with sglang(fake) as engine:
+        completion = engine.complete(request := session.prepare([{"role": "user", "content": "0"}]), max_tokens=8)
+    assert completion.message == (said if kept else None)
+    if not kept:
+        assert session.commit(request, completion).message.tool_calls == ()
+
+
 def test_chat_sends_ids_and_what_the_parsers_need_and_keeps_what_came_back(fake: Fake) -> None:
     session = codec().session(thinking=False)
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

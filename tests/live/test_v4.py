@@ -71,7 +71,9 @@ def test_the_server_renders_what_we_send(v4: Server, level: str | None) -> None:
 def test_the_other_revision_is_found_at_turn_1(v4: Server) -> None:
     """With the first id that differs: behind the prompt's opener, where the recipe prints the effort; or in a schema."""
     with SGLangEngine(v4.url) as engine:
-        report = verify_live("deepseekv4", engine, revision="release", sessions=6, max_tokens=MOST, **CLOSED)
+        report = verify_live(
+            "deepseekv4", engine, revision="release", sessions=6, max_tokens=MOST, append_roles=["user"], **CLOSED
+        )
     assert report.exit_code == 1
     assert report.sessions.driven == report.sessions.passed == 6
     assert {failure.check for failure in report.failures} == {"render"}

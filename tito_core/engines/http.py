@@ -177,7 +177,8 @@ class HTTPEngine:
         """A completion whose ids are proven to be those that were sampled after `request.ids`.
 
         `ids`, `logprobs` and `prompt` are what an answer holds, whatever that is. Raises EngineError. What lies past a
-        stop string only the vocabulary can tell: committing the completion refuses it.
+        stop string only the vocabulary can tell: committing the completion refuses it. A `message` whose calls can't be
+        whole is left out, so that the family's own parser reads the ids.
         """
         if finish == "abort":
             raise self.error("fault", f"aborted the call ({meta.get('finish_reason')}); sample this turn again")
@@ -215,7 +216,7 @@ class HTTPEngine:
         kept = {key: value for key, value in meta.items() if value is not None}
         stop = matched if isinstance(matched, str) else None
         try:
-            return Completion(ids, logprobs, finish, stop=stop, message=message, meta=kept)
+            return Completion(ids, logprobs, finish, stop=stop, message=_whole(message, finish), meta=kept)
         except CompletionError as cause:
             raise self.error("answer", f"answered what can't be kept: {cause}") from cause
 
@@ -329,6 +330,18 @@ def choice_of(engine: HTTPEngine, answer: Mapping[str, Any]) -> dict[str, Any]:
     raise engine.error(
         "answer", f"answered without one choice: {_clip(orjson.dumps(answer))}; is it this kind of engine?"
     )
+
+
+def _whole(message: Mapping[str, Any] | None, finish: Any) -> Mapping[str, Any] | None:
+    """The message of an engine's parser; None where it made calls of an answer that was cut, or of what is no JSON object."""
+    calls = (message or {}).get("tool_calls")
+    if not calls:
+        return message
+    try:
+        made = [orjson.loads(call["function"]["arguments"]) for call in calls]
+    except (TypeError, KeyError, ValueError):
+        return None
+    return message if finish != "length" and all(isinstance(one, dict) for one in made) else None
 
 
 def _int_ids(values: Any) -> list[int] | None:
