@@ -20,6 +20,8 @@ from tito_core.tokens.compare import Comparator, Mismatch
 from tito_core.tokens.encoder import Encoded, Encoder, IdSpan, Mode, load_vocabulary
 
 if TYPE_CHECKING:
+    from tito_core.sessions.accept import Overrun
+    from tito_core.sessions.matching import Match
     from tito_core.sessions.session import Session
 
 __all__ = ["Codec", "Origin"]
@@ -190,8 +192,16 @@ class Codec:
         append_roles: Iterable[str] | None = None,
         encoding: Mode = "literal",
         truncation: Truncation = "refuse",
+        overrun: Overrun = "refuse",
+        matcher: str | Match = "tool_arguments",
+        linear: bool = False,
     ) -> Session:
-        """A new session. Raises ThinkingError or FamilyError where the arguments contradict the family."""
+        """A new session; a `linear` one keeps one line of turns and takes back one. `overrun` is the rule for ids past a
+        stop, `matcher` for what a client sends back: `strict`, `tool_arguments`, or a function or its dotted path.
+
+        Raises ThinkingError or FamilyError where the arguments contradict the family, SessionError for a matcher that is
+        none.
+        """
         from tito_core.sessions.session import Session
 
         return Session(
@@ -200,6 +210,9 @@ class Codec:
             append_roles=self.narrowed(append_roles),
             encoding=encoding,
             truncation=truncation,
+            overrun=overrun,
+            matcher=matcher,
+            linear=linear,
         )
 
     def _kwargs(self, decision: ThinkingDecision) -> dict[str, Any]:
