@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from tito_core.prompts.template import Parts, Rendered, Renderer, Span
     from tito_core.responses.completion import Completion
     from tito_core.responses.parse import Parsed, Piece, Sampled, parse, strict_json, tool_call
-    from tito_core.sessions.session import Request, Sample, Session, Turn
+    from tito_core.sessions.samples import Sample, SampleTurn
+    from tito_core.sessions.session import Session
+    from tito_core.sessions.turn import Request, Turn
     from tito_core.tokens.append import Append
     from tito_core.tokens.codec import Codec
     from tito_core.tokens.compare import Comparator, Mismatch
@@ -63,7 +65,9 @@ _HOMES = {
     "tito_core.prompts.template": "Parts Rendered Renderer Span",
     "tito_core.responses.completion": "Completion",
     "tito_core.responses.parse": "Parsed Piece Sampled parse strict_json tool_call",
-    "tito_core.sessions.session": "Request Sample Session Turn",
+    "tito_core.sessions.samples": "Sample SampleTurn",
+    "tito_core.sessions.session": "Session",
+    "tito_core.sessions.turn": "Request Turn",
     "tito_core.tokens.append": "Append",
     "tito_core.tokens.codec": "Codec",
     "tito_core.tokens.compare": "Comparator Mismatch",
@@ -105,6 +109,7 @@ __all__ = [
     "Rule",
     "SGLangEngine",
     "Sample",
+    "SampleTurn",
     "Sampled",
     "Segments",
     "Session",

@@ -27,7 +27,7 @@ from tito_core.tokens.encoder import Mode
 if TYPE_CHECKING:
     from tito_core.tokens.codec import Codec
 
-__all__ = ["Request", "Sample", "Session", "Turn"]
+__all__ = ["Session"]
 
 
 class Session:

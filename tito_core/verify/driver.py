@@ -15,7 +15,8 @@ from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import GateError, SessionError, TruncatedTurnError
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Request, Session, Turn
+from tito_core.sessions.session import Session
+from tito_core.sessions.turn import Request, Turn
 from tito_core.tokens.append import Ids, Truncation
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, of_error
