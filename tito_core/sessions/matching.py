@@ -72,10 +72,10 @@ class Matcher:
         return answer
 
     def _echo(self, turn: Turn, after: Message | None, sent: Sequence[Any]) -> Message | None:
-        own = (*turn.messages, turn.message)
         before = turn.parent.message if turn.parent else None
-        if self._match.ours and after is before and all(map(self._spelled, own, sent)):
+        if self._match.ours and after is before and _spelled(turn, sent, self._match.function is strict):
             return turn.message
+        own = (*turn.messages, turn.message)
         try:
             made = self._codec.normalise(sent, after=after, start=turn.start)
         except MessageError:
@@ -86,26 +86,33 @@ class Matcher:
             return None
         return _labelled(turn.message, made[-1])
 
-    def _spelled(self, stored: Message, raw: Any) -> bool:
-        """Whether a client's message surely is the stored one: what normalising it would show, without doing it."""
-        if type(raw) is not dict or raw.get("role") != stored.role or stored.tools or stored.response_format:
-            return False
-        content = raw.get("content")
-        if stored.role != "assistant":
-            known = 2
-            if stored.role == "tool":
-                known = 3 if "tool_call_id" in raw else 2
-                if raw.get("tool_call_id") != stored.tool_call_id:
-                    return False
-            return len(raw) == known and type(content) is str and content == stored.content
-        if not raw.keys() <= _KNOWN or (content or "") != stored.content:
-            return False
-        one, other = (raw.get(key) or "" for key in ("reasoning_content", "reasoning"))
-        if (one and other and one != other) or (one or other) != stored.reasoning:
-            if one or other or self._match.function is strict:
+
+def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:
+    """Whether what a client sent surely is a turn's messages: what normalising it would show, without doing it."""
+    reply = turn.message
+    try:
+        for stored, raw in zip(turn.messages, sent, strict=False):
+            if (
+                raw["content"] != stored.content
+                or type(raw) is not dict
+                or raw["role"] != stored.role
+                or len(raw) != (3 if stored.role == "tool" else 2)
+                or raw.get("tool_call_id") != stored.tool_call_id
+                or stored.role == "assistant"
+                or stored.tools
+                or stored.response_format
+            ):
                 return False
+        raw = sent[-1]
+        if type(raw) is not dict or (raw["content"] or "") != reply.content or not raw.keys() <= _KNOWN:
+            return False
+        said, also = raw.get("reasoning_content") or raw.get("reasoning") or "", raw.get("reasoning")
+        if (also and also != said) or (said != reply.reasoning and (said or strictly)):
+            return False
         calls = raw.get("tool_calls") or ()
-        return len(calls) == len(stored.tool_calls) and all(map(_spelled_call, stored.tool_calls, calls))
+        return len(calls) == len(reply.tool_calls) and all(map(_spelled_call, reply.tool_calls, calls))
+    except Exception:  # what a client sends can be anything; normalising it says what is wrong
+        return False
 
 
 def _same(stored: Message, sent: Message, same_arguments: Callable[[Any, Any], bool]) -> bool:
@@ -124,11 +131,11 @@ def _same(stored: Message, sent: Message, same_arguments: Callable[[Any, Any], b
 
 
 def _spelled_call(stored: ToolCall, raw: Any) -> bool:
-    if type(raw) is not dict or type(function := raw.get("function")) is not dict or raw.get("id") != stored.id:
-        return False
-    text = function.get("arguments")
+    function = raw["function"]
+    text = function["arguments"]
     return (
-        function.get("name") == stored.name
+        raw["id"] == stored.id
+        and function["name"] == stored.name
         and type(text) is str
         and (text == stored.text or text == json.dumps(stored.arguments))
     )

@@ -39,7 +39,7 @@ class Drive:
     """What one session came to. `broken` is the first promise that did not hold, with the conversation so far.
 
     `committed` is every turn that the session took, those that were taken back included, and `completions` what the engine
-    returned for each; `compared` counts the turns of the lines that were compared.
+    returned for each; `compared` counts the turns that were compared, and `mismatches` those of each turn once.
     """
 
     turns: int = 0
@@ -109,7 +109,7 @@ def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
             thinking=rng.choice(codec.family.thinking.modes),
             append_roles=bench.roles.roles,
             truncation=truncation,
-            linear=rng.random() < 0.4,
+            linear=seed % 5 < 2,
         )
         engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5)
 
@@ -325,16 +325,18 @@ class Agent:
 def _compared(bench: Bench, session: Session, done: Drive) -> None:
     """Every line against `tokenizers` on its full render, and the samples against what was sampled."""
     lines = [leaf.line for leaf in session.leaves]
+    done.compared = len(session.turns)
+    known: set[Turn] = set()
     for line in lines:
-        last = line[-1]
-        done.compared += len(line)
+        last, shared = line[-1], max((turn.length for turn in line if turn in known), default=0)
+        known.update(line)
         rendered = session.codec.render(last.conversation(), tools=last.tools, decision=last.decision)
         spans = session.codec.encode(rendered, "engine").spans
         found = session.codec.compare(
             bench.encode(rendered.text), session.codec.finished(last), spans, [_range(line, turn) for turn in line]
         )
-        done.mismatches.update(mismatch.kind for mismatch in found)
         for mismatch in found:
+            done.mismatches[mismatch.kind] += mismatch.message_index is None or mismatch.message_index >= shared
             if mismatch.kind in FAULTS:
                 raise Broken(
                     f"{mismatch.kind} in segment {mismatch.segment}",
