@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -151,7 +153,6 @@ class Agent:
         self._messages = done.messages
         self._held: list[tuple[Turn, Ids]] = []
         self._echoed = False
-        self._before = 0
 
     @property
     def _last(self) -> Turn:
@@ -160,27 +161,42 @@ class Agent:
     def work(self, turns: int = TURNS) -> None:
         """Drives the session for so many turns. Raises Broken, and what the session and the engine raise."""
         self._begin()
-        while (done := self._before + self._last.depth + 1) < turns:
+        while self._last.depth + 1 < turns:
             self._take_back()
-            final = done == turns - 1 and self._may("force_final")
+            final = self._last.depth + 1 == turns - 1 and self._may("force_final")
+            last = self._last
             if not self._append(final):
                 break
             self._echo()
-            self._turn(final)
+            self._turn(last, final)
+        if not self._session.linear:
+            self._branch()
+            self._compact()
         for turn, ids in self._held:
             if not np.array_equal(turn.ids, ids):
                 raise Broken(f"the ids of turn {turn.number}, which was left behind, are others now")
+        kept = self._last.line if self._session.linear else tuple(self._done.committed)
+        if self._session.turns != kept:
+            raise Broken(
+                f"the session holds {len(self._session.turns)} turns, of {len(kept)} that it committed and kept"
+            )
 
     def _begin(self, *said: str) -> None:
         """A first prompt, and its turn."""
         if self._rng.random() < 0.5:
             self._messages.append({"role": "system", "content": self._said()})
         self._messages.append({"role": "user", "content": "\n".join((*said, self._said()))})
-        self._turn()
+        self._turn(None)
 
-    def _turn(self, final: bool = False) -> None:
+    def _turn(self, after: Turn | None, final: bool = False) -> None:
+        """A request that continues the turn `after`, its completion, and what the client makes of it."""
         session, done = self._session, self._done
         request = session.prepare(self._messages, tools=self._tools)
+        if request.parent is not after and not (  # of two that say the same, either may be continued
+            after and request.parent and request.parent.conversation() == after.conversation()
+        ):
+            numbers = [turn and turn.number for turn in (request.parent, after)]
+            raise Broken(f"a request continues turn {numbers[0]}, and turn {numbers[1]} is what it holds")
         if request.parent is not None:
             before = request.parent.ids
             if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
@@ -196,13 +212,21 @@ class Agent:
                     "a request that was prepared before the last turn is committed",
                     lambda: session.commit(request, other),
                 )
-        self._messages.append(turn.message.wire())
+        self._messages.append(self._sent_back(turn))
         done.committed.append(turn)
         done.completions[turn] = completion
         done.turns += 1
         done.actions["cut"] += turn.finish_reason == "length"
         done.calls += len(turn.message.tool_calls)
         done.tokens += turn.end
+
+    def _sent_back(self, turn: Turn) -> dict[str, Any]:
+        """A turn's message as a client echoes it: every third has call ids of the client's own."""
+        wire = turn.message.wire()
+        if len(self._done.committed) % 3 == 0:
+            for call in wire.get("tool_calls", ()):
+                call["id"] = f"client-{call['id']}"
+        return wire
 
     def _echo(self) -> None:
         """Once in a session: a client that sends an argument back as another type of number is another conversation."""
@@ -212,15 +236,11 @@ class Agent:
         ):
             return
         self._echoed = True
-        changed = [
-            replace(
-                call,
-                arguments={key: float(value) if type(value) is int else value for key, value in call.arguments.items()},
-            )
-            for call in last.message.tool_calls
-        ]
-        messages = [*self._messages]
-        messages[last.length - 1] = replace(last.message, tool_calls=tuple(changed)).wire()
+        messages = copy.deepcopy(self._messages)
+        for call in messages[last.length - 1]["tool_calls"]:
+            values = json.loads(call["function"]["arguments"])
+            changed = {key: float(value) if type(value) is int else value for key, value in values.items()}
+            call["function"]["arguments"] = json.dumps(changed)
         what = "an argument that is sent back as 1.0 for 1 is taken for the same"
         if session.linear:
             _refused(session, what, lambda: session.prepare(messages, tools=self._tools))
@@ -233,45 +253,57 @@ class Agent:
             raise Broken(what, message_index=last.length - 1)
 
     def _take_back(self) -> None:
-        """Sometimes samples the last turn again, goes back and another way, or begins anew with what was said last."""
-        line, session = self._last.line, self._session
+        """Sometimes samples the last turn again, or goes back one turn and another way, once or twice in a row."""
+        line = self._last.line
         if self._failed() and self._rng.random() < 0.5:
             name = "failed_call_rollback"
-        elif self._rng.random() < 0.3:
-            names = ("regenerate", "rollback", "rollback_twice", *(() if session.linear else ("branch", "compaction")))
-            name = self._rng.choice([one for one in names if one in self._schedule])
+        elif self._rng.random() < 0.25:
+            name = self._rng.choice(
+                [one for one in self._schedule if one in ("regenerate", "rollback", "rollback_twice")]
+            )
         else:
             return
         self._held.append((line[-1], line[-1].ids.copy()))
         if name in ("regenerate", "failed_call_rollback"):
             del self._messages[line[-1].length - 1 :]
-            self._turn()
-        elif name == "compaction" and not self._before and line[-1].message.content.strip():
-            self._before = len(line)
-            self._messages.clear()
-            self._begin(f"So far: {line[-1].message.content.strip()}")
-            if self._last.parent is not None or self._last.summarises is not line[-1]:
-                raise Broken("a first prompt that holds what was said last is not linked to it", message_index=0)
-        elif name == "branch" and len(line) > 1:
-            left = [*self._messages]
-            turn = self._rng.choice(line[:-1])
-            del self._messages[turn.length :]
-            self._append(False, turn)
-            self._turn()
-            if self._last.parent is not turn:
-                raise Broken(f"a branch from turn {turn.number} does not continue it", message_index=turn.length - 1)
-            if self._rng.random() < 0.5:  # and go on where it was left
-                self._messages[:] = left
-                self._append(False, line[-1])
-                self._turn()
-        elif name.startswith("rollback") and len(line) > 1:
+            self._turn(line[-1].parent)
+        elif len(line) > 1:
             for _ in range(2 if name == "rollback_twice" else 1):
                 del self._messages[line[-2].length :]
                 self._append(False, line[-2])
-                self._turn()
+                self._turn(line[-2])
         else:
             return
         self._done.actions[name] += 1
+
+    def _branch(self) -> None:
+        """Another way after an earlier turn; and then on from where the line was left."""
+        line, left = self._last.line, [*self._messages]
+        if len(line) < 2:
+            return
+        self._held.append((line[-1], line[-1].ids.copy()))
+        turn = self._rng.choice(line[:-1])
+        del self._messages[turn.length :]
+        if self._append(False, turn):
+            self._turn(turn)
+            self._done.actions["branch"] += 1
+        self._messages[:] = left
+        if self._append(False, line[-1]):
+            self._turn(line[-1])
+
+    def _compact(self) -> None:
+        """A first prompt that holds what was said last, and a turn after it."""
+        last = self._last
+        if not (said := last.message.content.strip()):
+            return
+        self._messages.clear()
+        self._begin(f"So far: {said}")
+        if self._last.summarises is None or self._last.summarises.message.content.strip() != said:
+            raise Broken("a first prompt that holds what was said last is not linked to it", message_index=0)
+        self._done.actions["compaction"] += 1
+        last = self._last
+        if self._append(False):
+            self._turn(last)
 
     def _failed(self, turn: Turn | None = None) -> bool:
         """Whether a turn's calls could not be read."""
@@ -288,8 +320,8 @@ class Agent:
                 name = "force_final"
             failed = "error: it timed out " if name == "failed_call_result" else ""
             results = [
-                {"role": "tool", "tool_call_id": call.id, "content": f"{failed}{number} {self._said()}"}
-                for number, call in enumerate(last.message.tool_calls)
+                {"role": "tool", "tool_call_id": call["id"], "content": f"{failed}{number} {self._said()}"}
+                for number, call in enumerate(messages[last.length - 1]["tool_calls"])
             ]
             rng.shuffle(results)
             messages += results
@@ -349,7 +381,7 @@ def _compared(bench: Bench, session: Session, done: Drive) -> None:
                 )
     newest = lines[-1]
     first = _range(newest, newest[0])
-    for most in (None, newest[-1].end, newest[-1].end - 1, first[1], first[1] - 1):
+    for most in (None, newest[-1].end, newest[-1].end - 1, first[1] - 1, first[0] - 1):
         _sampled(session, done, lines, most)
 
 
