@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tito_core
 from chats import TOOL, Json, assistant, call, codec, result, said, step, user
 from tito_core import Completion, Sample, Session, Turn
 from tito_core.errors import CompletionError, SessionError
@@ -383,3 +384,59 @@ def test_statuses() -> None:
     (cut,) = session.samples()
     assert cut.status == "truncated"
     assert cut.turns[-1].finish_reason == "length"
+
+
+def told(sample: Sample) -> tuple[Any, ...]:
+    arrays = (sample.tokens, sample.loss_mask, sample.logprobs, *sample.extras.values())
+    held = [(rows.dtype, rows.shape, rows.tobytes()) for rows in arrays]
+    return held, list(sample.extras), sample.leaf, sample.spans, sample.turns, sample.status, dict(sample.metadata)
+
+
+def many() -> list[Sample]:
+    session = codec().session()
+    messages = [user("naïve ☕")]
+    for text in ("a", "b"):
+        with_rows(session, messages, assistant(text), 1)
+        messages.append(user("u"))
+    with_rows(session, [*messages[:2], user("other")], assistant("c"), 1)
+    rewards = {session.turns[1].completion.id: 0.1}
+    return [
+        *session.samples(select="leaves", rewards=rewards, metadata={"task": "☕", "deep": {"x": [1, None]}}),
+        *branched().samples(select="leaves", max_tokens=3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("out", "back"),
+    [(tito_core.to_jsonl, tito_core.from_jsonl), (tito_core.to_safetensors, tito_core.from_safetensors)],
+)
+def test_samples_come_back_from_the_wire(out: Any, back: Any) -> None:
+    samples = many()
+    data = out(samples)
+    assert [told(sample) for sample in back(data)] == [told(sample) for sample in samples]
+    assert out(back(data)) == data
+    assert back(out([])) == []
+    with pytest.raises(
+        SessionError, match=r"^a sample's metadata or reward is not JSON: Object of type object is not JSON"
+    ):
+        out([dataclasses.replace(samples[0], metadata={"x": object()})])
+    versions: Any = ('"tito_samples": 1', '"tito_samples": 2')
+    if isinstance(data, bytes):
+        versions = (rb"\"version\": 1", rb"\"version\": 2")
+    with pytest.raises(SessionError, match="is of version 2, and this tito reads version 1$"):
+        back(data.replace(*versions))
+    with pytest.raises(SessionError, match="is none, or is torn: "):
+        back(data[: len(data) - 30])
+
+
+def test_what_is_no_payload() -> None:
+    for text in ("{}", "[1]", '{"tito_samples": 1}', "nothing"):
+        with pytest.raises(SessionError, match="^line 0 of the samples is none, or is torn: "):
+            tito_core.from_jsonl(text)
+    for data in (b"", b"12345678", b"\xff" * 40):
+        with pytest.raises(SessionError, match="^the payload of samples is none, or is torn: "):
+            tito_core.from_safetensors(data)
+    lines = tito_core.to_jsonl(many()).splitlines()
+    short = lines[0].replace('"loss_mask": [', '"loss_mask": [0, ')
+    with pytest.raises(SessionError, match="its tokens, loss_mask and logprobs have other lengths"):
+        tito_core.from_jsonl(short)

@@ -17,8 +17,10 @@ from tito_core.prompts.messages import Message, Tool, normalise_tools
 from tito_core.responses.completion import Completion
 from tito_core.sessions import accept, linear, samples
 from tito_core.sessions.accept import Overrun
+from tito_core.sessions.counters import Counters, counted
 from tito_core.sessions.matching import Match, Matcher, same_tools, spelled
 from tito_core.sessions.samples import Finish, Sample, Select
+from tito_core.sessions.store import Store, packed, unpacked
 from tito_core.sessions.turn import Request, Turn, leaves
 from tito_core.tokens.append import Truncation, check_modes
 from tito_core.tokens.compare import Mismatch
@@ -45,8 +47,10 @@ class Session:
         overrun: Overrun,
         matcher: str | Match,
         linear: bool,
+        store: Store | None,
+        id: str | None,
     ) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = id or uuid.uuid4().hex
         self.codec = codec
         self.linear = linear
         self._kwargs = dict(chat_template_kwargs)
@@ -60,6 +64,10 @@ class Session:
         self._turns: tuple[Turn, ...] = ()
         self._tools: tuple[bytes | None, tuple[Tool, ...]] = (None, ())
         codec.decide(chat_template_kwargs=self._kwargs)
+        self._store = store
+        if store is not None:
+            self._claim, records = store.take(self.id, self._about())
+            self._turns = unpacked(records)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -132,7 +140,7 @@ class Session:
         """Stores a completion of a request as a turn, read back by the family's parser where it brings no message.
 
         Raises CompletionError, SessionError, or FamilyError where that parser fails; then nothing changed. What is cut
-        or malformed is stored like any other, without tool calls.
+        or malformed is stored like any other, without tool calls. A store holds the turn before anybody sees it.
         """
         if not isinstance(request, Request) or not isinstance(completion, Completion):
             raise SessionError(
@@ -169,6 +177,8 @@ class Session:
                 requested=request.at,
                 committed=time.time(),
             )
+            if self._store is not None:
+                self._store.put(self.id, self._claim, turn.number, packed(turn))
             self._turns = (*kept, turn)
         return turn
 
@@ -222,6 +232,10 @@ class Session:
             error=error,
         )
 
+    def counters(self) -> Counters:
+        """What happened in it, in whole numbers that can be added up over sessions."""
+        return counted(self)
+
     def _admit(self, turns: tuple[Turn, ...], request: Request, completion: Completion) -> None:
         """Refuses what may not become the next turn. Called under the lock."""
         tip = turns[-1] if turns else None
@@ -239,6 +253,18 @@ class Session:
         if turns and request.parent is None:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
+
+    def _about(self) -> dict[str, Any]:
+        """What the ids of this session's turns depend on."""
+        codec = self.codec
+        return {
+            "family": codec.family.name,
+            "revision": codec.revision.name,
+            "vocabulary": codec.encoder.sha256,
+            "template": codec.template.sha256,
+            "encoding": self._encoding,
+            "linear": self.linear,
+        }
 
     def _offered(self, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
         """The tools of a request, normalised once for each spelling."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tito_core.sessions.accept import Overrun
     from tito_core.sessions.matching import Match
     from tito_core.sessions.session import Session
+    from tito_core.sessions.store import Store
 
 __all__ = ["Codec", "Origin"]
 
@@ -195,12 +196,15 @@ class Codec:
         overrun: Overrun = "refuse",
         matcher: str | Match = "tool_arguments",
         linear: bool = False,
+        store: Store | None = None,
+        id: str | None = None,
     ) -> Session:
         """A new session; a `linear` one keeps one line of turns and takes back one. `overrun` is the rule for ids past a
-        stop, `matcher` for what a client sends back: `strict`, `tool_arguments`, or a function or its dotted path.
+        stop, `matcher` for what a client sends back: `strict`, `tool_arguments`, or a function or its dotted path. A `store`
+        keeps every committed turn under the session's `id`, and one that holds turns of that id goes on with them.
 
         Raises ThinkingError or FamilyError where the arguments contradict the family, SessionError for a matcher that is
-        none.
+        none and for a stored session that was begun otherwise.
         """
         from tito_core.sessions.session import Session
 
@@ -213,6 +217,8 @@ class Codec:
             overrun=overrun,
             matcher=matcher,
             linear=linear,
+            store=store,
+            id=id,
         )
 
     def _kwargs(self, decision: ThinkingDecision) -> dict[str, Any]:
