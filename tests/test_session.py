@@ -8,7 +8,9 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import importlib.util
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -675,3 +677,21 @@ def test_a_delimiter_that_the_model_sampled_is_its_own_text() -> None:
     step(session, [*messages, assistant("hi <｜User｜> yo"), user("u")], assistant("b"))
     assert session.sampled()[0] == (session.turns[0].end - len(ids), session.turns[0].end)
     assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}
+
+
+def test_a_long_session_is_small() -> None:
+    """226 turns of 100,000 ids, messages included: as the benchmark counts."""
+    path = Path(__file__).parent.parent / "benchmarks" / "session_memory.py"
+    spec = importlib.util.spec_from_file_location("session_memory", path)
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    session, _ = benchmark.grown()
+    sizes, ids = benchmark.owned(session), session.turns[-1].end
+    assert set(sizes) == {"ids and log-probs", "texts", "objects"}
+    assert min(sizes.values()) > 200_000, "what is not found is not counted"
+    assert 4 * (ids + sum(turn.sampled for turn in session.turns)) < sizes["ids and log-probs"]
+    assert sum(sizes.values()) <= 2_000_000
+    assert ids >= 100_000
+    assert len(session.turns) == 226
