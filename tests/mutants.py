@@ -388,8 +388,8 @@ MUTANTS = (
         "summary not linked",
         "sessions",
         "tito_core.sessions.session:_summarised",
-        "(said := leaf.message.content.strip())",
-        "(said := leaf.message.reasoning.strip())",
+        "leaf.message.content.strip() for",
+        "leaf.message.reasoning.strip() for",
     ),
     Mutant(
         "first that matches is continued",

@@ -131,6 +131,30 @@ def test_the_mask_follows_who_produced_an_id_whatever_it_spells() -> None:
     assert [(int(sample.tokens[place]), int(sample.loss_mask[place])) for place in ends] == [(1, 1)] * 3
 
 
+def test_a_boundary_token_that_was_dropped_trains_nowhere() -> None:
+    """Where the next message has another opener than was sampled: the turn after it keeps one id less of it."""
+    session = codec().session()
+    messages = [user("q")]
+    parent = with_rows(session, messages, assistant("a"), 1)
+    child = with_rows(session, [*messages, user("u")], assistant("b"), 1)
+    opener = 7
+    new = np.concatenate(([opener], child.new)).astype(np.int32)
+    rows = np.array([[opener, parent.end - 1], *child.completion.extras["experts"][1:].tolist()])
+    completion = child.completion.stored(new[-child.sampled :], {"experts": rows})
+    forged = dataclasses.replace(child, kept=parent.end - 1, new=new, completion=completion)
+    forged.parent.completion.extras.pop("topk")  # type: ignore[union-attr, attr-defined]
+    session._turns = (parent, forged)
+    (sample,) = session.samples()
+    kept = parent.completion.ids[:-1]
+    assert trained(sample) == [*kept, *child.completion.ids]
+    assert sample.tokens.tolist() == [*parent.ids[:-1], *new]
+    assert sample.logprobs[sample.turns[0].start : sample.turns[0].end].tolist() == list(
+        parent.completion.logprobs[:-1]
+    )
+    assert sample.extras["experts"][:, 0].tolist() == sample.tokens.tolist()[:-1]
+    assert session.sampled()[0][1] == parent.end - 1
+
+
 def test_a_sample_ends_with_the_last_turn_that_fits_whole() -> None:
     session = codec().session()
     messages = [user("a rather long question")]

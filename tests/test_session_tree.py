@@ -175,6 +175,14 @@ def test_a_compaction_is_a_root_linked_to_the_summary() -> None:
     assert trained(two) == [*said(assistant("c")).ids, *said(assistant("d")).ids]
 
 
+def test_a_first_prompt_that_was_there_before_summarises_nothing() -> None:
+    session = codec().session()
+    for text in ("4", "5"):
+        assert step(session, [user("4 or 5?")], assistant(text)).summarises is None
+    assert step(session, [user("4 or 5, again")], assistant("6")).summarises is session.turns[1]
+    assert step(session, [assistant("5"), user("u")], assistant("7")).summarises is None
+
+
 def trained(sample: Any) -> list[int]:
     made: list[int] = sample.tokens[sample.loss_mask == 1].tolist()
     return made

@@ -277,9 +277,10 @@ class Session:
 
 
 def _summarised(turns: tuple[Turn, ...], prompt: Sequence[Message]) -> Turn | None:
-    """The turn whose text a first prompt holds: the longest of the leaves' that it does, the newest of several."""
-    texts = [message.content for message in prompt if message.role != "assistant"]
-    found = [
-        leaf for leaf in leaves(turns) if (said := leaf.message.content.strip()) and any(said in text for text in texts)
-    ]
-    return max(found, key=lambda leaf: (len(leaf.message.content.strip()), leaf.number), default=None)
+    """The turn whose text a first prompt holds, in a message that no first prompt had before: the longest such text among
+    the leaves', the newest of several."""
+    before = {message.content for turn in turns if turn.parent is None for message in turn.messages}
+    texts = [one.content for one in prompt if one.role != "assistant" and one.content not in before]
+    said = {leaf: leaf.message.content.strip() for leaf in leaves(turns)}
+    found = [leaf for leaf, text in said.items() if text and any(text in one for one in texts)]
+    return max(found, key=lambda leaf: (len(said[leaf]), leaf.number), default=None)
