@@ -87,7 +87,7 @@ class Forest(RuleBasedStateMachine):
     def ask(self, data: st.DataObject) -> None:
         """Another request: after some turn or none, with something appended."""
         base = data.draw(st.sampled_from([*self.turns[::-1], *self.turns[-2:] * 2, None]) if self.turns else st.none())
-        said = data.draw(st.sampled_from("xy"))
+        said = data.draw(st.sampled_from("xa"))
         more = data.draw(st.sampled_from(([], [], [assistant(said)], [user(said), assistant("z")], [user(said)])))
         if base is None:
             self._prepare([*([] if more[:1] == [assistant(said)] else more), user(said)])
@@ -272,6 +272,7 @@ TestLine.settings = RULES
 FAULTS = (
     ("the oldest of equals", "session:Session.prepare", "(turn.length, turn.number)", "(turn.length, -turn.number)"),
     ("any content", "matching:_spelled", 'raw["content"] != stored.content', "False"),
+    ("any role", "matching:_spelled", 'raw["role"] != "assistant"', "False"),
     ("shared ids train twice", "samples:once", "mask[turn.start : turn.end] = 0", "pass"),
     ("one id too many trains", "samples:sampled", "turn.end - turn.sampled", "turn.end - turn.sampled - 1"),
     ("one id too few is kept", "session:Session.commit", "kept=ledger.kept", "kept=ledger.kept - (parent is not None)"),

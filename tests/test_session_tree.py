@@ -9,14 +9,18 @@ import asyncio
 import sys
 import threading
 import time
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chats import TOOL, Json, assistant, call, codec, result, said, step, user
 from tito_core import Completion, Message, Session, Turn
 from tito_core.errors import CompletionError, GateError, MessageError, SessionError, ThinkingError, TruncatedTurnError
+from tito_core.sessions import matching
 from token_path import EOS, engine_ids
 from v32_upstream import upstream_text
 
@@ -415,6 +419,65 @@ def test_matchers(echo: Json, strictly: bool, loosely: bool) -> None:
         if expected:
             plain = session.prepare([user("q"), reply, result("a", "R")])
             assert request.ids.tolist() == plain.ids.tolist()
+
+
+ABSENT = object()
+PARTS = [{"type": "text", "text": "a"}]
+CALLS = [
+    [call("c", '{"x": 1}')],
+    [call("c", '{"x":1}')],
+    [call("c", {"x": 1})],
+    [call("d", '{"x": 1}')],
+    [call("c", '{"x": 1.0}')],
+    [call("c", '{"x": 1}')] * 2,
+    [{"id": "c", "function": {"name": "f"}}],
+    [3],
+]
+
+
+def exactly(calling: bool) -> list[Json]:
+    reply = assistant("", "r", tool_calls=CALLS[0]) if calling else assistant("a")
+    return [user("a"), reply]
+
+
+@cache
+def asked_and_said(calling: bool) -> tuple[Session, Session]:
+    """Two sessions of the same turn, one that matches strictly."""
+    made = codec().session(), codec().session(matcher="strict")
+    for session in made:
+        step(session, [user("a")], exactly(calling)[1], tools=[TOOL])
+    return made
+
+
+VALUES: dict[str, list[Any]] = {
+    "role": ["user", "system", "assistant", "tool", None],
+    "content": ["a", "", None, 0, False, [], PARTS, "b", ABSENT],
+    "tool_call_id": [None, "c"],
+    "reasoning": [ABSENT, None, "", "r", "R", 0, ["r"]],
+    "reasoning_content": [ABSENT, None, "", "r", "R", False],
+    "tool_calls": [ABSENT, None, [], False, {}, *CALLS],
+    "refusal": [None, "no"],
+    "function_call": [None, {"name": "f"}],
+}
+CHANGES = st.sampled_from(
+    [(place, key, value) for place in (0, 1) for key, values in VALUES.items() for value in values]
+)
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(changes=st.lists(CHANGES, max_size=3), calling=st.booleans())
+def test_what_is_recognised_without_normalising_is_what_normalising_shows(changes: Any, calling: bool) -> None:
+    for session in asked_and_said(calling):
+        sent = exactly(calling)
+        for place, key, value in changes:
+            sent[place].pop(key, None)
+            if value is not ABSENT:
+                sent[place][key] = value
+        quick = session._matcher.found(session.turns, sent)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(matching, "_spelled", lambda *_: False)
+            slow = session._matcher.found(session.turns, sent)
+        assert quick == slow
 
 
 def by_role(stored: Message, sent: Message) -> bool:

@@ -104,13 +104,19 @@ def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:
             ):
                 return False
         raw = sent[-1]
-        if type(raw) is not dict or (raw["content"] or "") != reply.content or not raw.keys() <= _KNOWN:
+        if type(raw) is not dict or raw["role"] != "assistant" or not raw.keys() <= _KNOWN:
             return False
-        said, also = raw.get("reasoning_content") or raw.get("reasoning") or "", raw.get("reasoning")
-        if (also and also != said) or (said != reply.reasoning and (said or strictly)):
-            return False
-        calls = raw.get("tool_calls") or ()
-        return len(calls) == len(reply.tool_calls) and all(map(_spelled_call, reply.tool_calls, calls))
+        content, one, other, calls = map(raw.get, ("content", "reasoning_content", "reasoning", "tool_calls"))
+        said = one or other or ""
+        return (
+            ("" if content is None else content) == reply.content
+            and all(text is None or type(text) is str for text in (one, other))
+            and (said == reply.reasoning or not (said or strictly))
+            and (not other or other == said)
+            and (calls is None or type(calls) is list)
+            and len(calls or ()) == len(reply.tool_calls)
+            and all(map(_spelled_call, reply.tool_calls, calls or ()))
+        )
     except Exception:  # what a client sends can be anything; normalising it says what is wrong
         return False
 
