@@ -130,6 +130,9 @@ def test_who_was_taken_over_stores_nothing_more(store: Store) -> None:
         "the session s was taken over by another opening of it, so nothing is stored from here; open it again"
     )
     assert seen(session) == before
+    with pytest.raises(SessionError) as error:
+        other.commit(request, said(assistant("b")))
+    assert str(error.value) == ("the request continues turn 0 of an earlier opening of the session s; prepare it again")
     step(other, messages, assistant("c"))
     assert [turn.message.content for turn in codec().session(store=store, id="s").turns] == ["a", "c"]
 
@@ -141,6 +144,7 @@ def test_a_linear_session_s_turn_that_was_taken_back_is_gone(store: Store) -> No
     messages.append(user("u"))
     for text in ("b", "c"):
         session.commit(session.prepare(messages), said(assistant(text)))
+    assert (session.counters().rollbacks, session.counters().turns) == (1, 2)
     again = codec().session(store=store, id="s", linear=True)
     assert [turn.message.content for turn in again.turns] == ["a", "c"]
     assert seen(again) == seen(session)

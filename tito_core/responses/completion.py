@@ -99,7 +99,8 @@ class Completion:
     def stored(self, ids: Ids, extras: Mapping[str, npt.NDArray[Any]]) -> Completion:
         """It as a turn keeps it: `ids` are the same in the turn's own array, and what the turn has already is left out."""
         made = copy(self)
-        for name, value in (("ids", ids), ("extras", extras), ("message", None), ("prompt_ids", None)):
+        own = {"ids": ids, "extras": extras, "meta": dict(self.meta), "message": None, "prompt_ids": None}
+        for name, value in own.items():
             object.__setattr__(made, name, value)
         return made
 

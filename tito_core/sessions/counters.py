@@ -19,7 +19,8 @@ __all__ = ["Counters", "counted"]
 class Counters:
     """Counts of one session, or of several that were added.
 
-    `roots` are first prompts, `forks` turns beside another after the same one, `truncations` turns that were cut by length.
+    `roots` are first prompts, `forks` turns beside another after the same one, `rollbacks` turns that a linear session took
+    back since it was opened, `truncations` turns that were cut by length.
     `sampled` and `cached` are ids: those that the engine sampled, and those of prompts that it had cached. `drift` counts
     the comparator's mismatches by kind, of each turn once. `accepted` ids were sampled in `steps` steps of speculation.
     """
@@ -28,6 +29,7 @@ class Counters:
     turns: int = 0
     roots: int = 0
     forks: int = 0
+    rollbacks: int = 0
     truncations: int = 0
     sampled: int = 0
     cached: int = 0
@@ -67,6 +69,7 @@ def counted(session: Session) -> Counters:
         turns=len(turns),
         roots=sum(turn.parent is None for turn in turns),
         forks=sum(number - 1 for parent, number in Counter(turn.parent for turn in turns).items() if parent),
+        rollbacks=session.rollbacks,
         truncations=sum(turn.finish_reason == "length" for turn in turns),
         sampled=sum(turn.sampled for turn in turns),
         cached=sum(int(turn.completion.meta.get("cached_tokens") or 0) for turn in turns),

@@ -53,6 +53,7 @@ class Session:
         self.id = id or uuid.uuid4().hex
         self.codec = codec
         self.linear = linear
+        self.rollbacks = 0
         self._kwargs = dict(chat_template_kwargs)
         self._append_roles = append_roles
         check_modes(encoding, truncation)
@@ -179,6 +180,7 @@ class Session:
             )
             if self._store is not None:
                 self._store.put(self.id, self._claim, turn.number, packed(turn))
+            self.rollbacks += len(kept) < len(turns)
             self._turns = (*kept, turn)
         return turn
 
@@ -243,6 +245,11 @@ class Session:
             raise SessionError(
                 f"the session went on to turn {len(turns) - 1} after this request was prepared; prepare it again"
             )
+        parent = request.parent
+        if parent is not None and not (parent.number < len(turns) and turns[parent.number] is parent):
+            raise SessionError(
+                f"the request continues turn {parent.number} of an earlier opening of the session {self.id}; prepare it again"
+            )
         for turn in turns:
             if turn.completion.id == completion.id:
                 raise SessionError(
@@ -250,7 +257,7 @@ class Session:
                     "once: give another sampling another id",
                     id=completion.id,
                 )
-        if turns and request.parent is None:
+        if turns and parent is None:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
 

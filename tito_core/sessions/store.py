@@ -72,7 +72,7 @@ create table if not exists turns (session text, number integer, record text not 
 
 
 class SQLiteStore:
-    """Keeps turns in a SQLite file (WAL, every commit synced), which processes on one machine may share.
+    """Keeps turns in a SQLite file (WAL, every commit synced), which processes on one machine may share: each opens its own.
 
     A turn whose `commit` returned is there after the process was killed, and so after the machine was.
     """
