@@ -317,6 +317,26 @@ def test_what_is_refused_leaves_no_trace() -> None:
     assert frozen(session)[:1] == before
 
 
+def test_a_request_whose_ids_are_not_its_parent_s_is_refused() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    parent = step(session, messages, assistant("a"))
+    request = session.prepare([*messages, user("u")])
+    with pytest.raises(ValueError, match="read-only"):
+        request.ids[3] = 9
+    ids = request.ids.copy()
+    ids[3] = 9
+    request.ledger.ids = ids
+    before = frozen(session)
+    with pytest.raises(SessionError) as error:
+        session.commit(request, said(assistant("b")))
+    assert str(error.value) == (
+        f"the request's ids are not those of turn 0 that it continues: at 3 is id 9, and id {parent.ids[3]} is stored; what "
+        "prepare gave was changed, prepare it again"
+    )
+    assert frozen(session) == before
+
+
 def test_a_completion_is_stored_once() -> None:
     session = codec().session()
     request, done = session.prepare([user("q")]), said(assistant("a"))

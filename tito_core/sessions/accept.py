@@ -8,11 +8,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import CompletionError, EncodingError, MessageError
+from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError
 from tito_core.prompts.messages import Message
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed, parse
 from tito_core.sessions.turn import Request
+from tito_core.tokens.append import Ids
 from tito_core.tokens.codec import Codec
 
 __all__ = ["Overrun", "accepted", "answer", "own_extras"]
@@ -22,12 +23,14 @@ Overrun = Literal["refuse", "trim"]
 
 
 def accepted(codec: Codec, request: Request, completion: Completion, overrun: Overrun) -> Completion:
-    """The completion, cut where the rule says so. Raises CompletionError for one that can't be stored."""
+    """The completion, cut where the rule says so. Raises CompletionError for one that can't be stored, SessionError for a
+    request whose ids are not its parent's and then its own."""
     if completion.finish_reason == "abort":
         raise CompletionError(
             f"completion {completion.id} was aborted by the engine; sample it again, it is never stored",
             id=completion.id,
         )
+    _check_prefix(request)
     _check_prompt(request, completion)
     try:
         text = codec.encoder.decode_bytes(completion.ids)
@@ -152,20 +155,38 @@ def _check_calls(codec: Codec, request: Request, completion: Completion) -> None
     )
 
 
+def _check_prefix(request: Request) -> None:
+    parent, kept = request.parent, request.ledger.kept
+    if parent is not None and (found := _differing(parent.ids[:kept], request.ids[:kept])):
+        first, stored, sent = found
+        raise SessionError(
+            f"the request's ids are not those of turn {parent.number} that it continues: at {first} is {sent}, and {stored} "
+            "is stored; what prepare gave was changed, prepare it again",
+            first_index=first,
+        )
+
+
 def _check_prompt(request: Request, completion: Completion) -> None:
     """Refuses a completion whose engine saw another prompt than was sent: it decoded the ids and encoded their text."""
     if completion.prompt_ids is None:
         return
     sent, seen = request.ids, np.asarray(completion.prompt_ids)
-    shared = min(len(sent), len(seen))
-    differing = np.flatnonzero(sent[:shared] != seen[:shared])
-    if not len(differing) and len(sent) == len(seen):
-        return
-    first = int(differing[0]) if len(differing) else shared
-    one, other = (f"id {int(ids[first])}" if first < len(ids) else "nothing" for ids in (sent, seen))
-    raise CompletionError(
-        f"completion {completion.id} was sampled after other prompt ids than were sent: at {first} was sent {one}, the engine "
-        f"saw {other} ({len(sent)} and {len(seen)} in all); the engine must take ids, not their text",
-        id=completion.id,
-        first_index=first,
-    )
+    if found := _differing(sent, seen):
+        first, one, other = found
+        raise CompletionError(
+            f"completion {completion.id} was sampled after other prompt ids than were sent: at {first} was sent {one}, the "
+            f"engine saw {other} ({len(sent)} and {len(seen)} in all); the engine must take ids, not their text",
+            id=completion.id,
+            first_index=first,
+        )
+
+
+def _differing(one: Ids, other: Ids) -> tuple[int, str, str] | None:
+    """The first index at which two sequences differ, and what each has there; None where they are the same."""
+    if np.array_equal(one, other):
+        return None
+    shared = min(len(one), len(other))
+    found = np.flatnonzero(one[:shared] != other[:shared])
+    first = int(found[0]) if len(found) else shared
+    left, right = (f"id {int(ids[first])}" if first < len(ids) else "nothing" for ids in (one, other))
+    return first, left, right
