@@ -173,6 +173,21 @@ def test_what_can_t_be_stored_is_not_committed(store: Store) -> None:
     assert codec().session(store=store, id="s").turns == ()
 
 
+def test_a_store_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "turns.db")
+    session = codec().session(store=store, id="s")
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    request, before = session.prepare([*messages, user("u")]), seen(session)
+    store.close()
+    with pytest.raises(
+        SessionError, match="^the store .*turns.db can't be used .ProgrammingError: .*; what was committed"
+    ):
+        session.commit(request, said(assistant("b")))
+    assert seen(session) == before
+    assert seen(codec().session(store=SQLiteStore(tmp_path / "turns.db"), id="s")) == before
+
+
 def test_a_file_that_is_no_store_and_a_record_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "no.db"
     path.write_bytes(b"this is no database, whatever its name says" * 100)
