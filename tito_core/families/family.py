@@ -65,6 +65,9 @@ Role = Literal["tool", "user", "system", "assistant"]
 APPEND_ROLES: tuple[Role, ...] = ("tool", "user", "system", "assistant")
 """The whole universe of roles that can be appended after a turn."""
 
+Part = Literal["system", "user", "tool", "assistant", "reasoning"]
+"""What of a message a template may trim: the content of one role, or an assistant's reasoning."""
+
 NATIVE = "native"
 """The `template` of a family that renders with the checkpoint's own chat template."""
 
@@ -178,6 +181,7 @@ def _json(value: dict[str, Any]) -> dict[str, Any]:
 JsonObject = Annotated[dict[str, Any], AfterValidator(_json), FROZEN]
 """Free-form data of a declaration: the same after a trip through JSON."""
 
+Platform = Literal["cuda", "rocm", "cpu"]
 Reference = Annotated[str, AfterValidator(_reference)]
 Roles = Annotated[frozenset[Role], PlainSerializer(sorted, return_type=list[str])]
 
@@ -264,7 +268,8 @@ class Thinking(Declaration):
     `aliases` are the template kwargs that mean the mode; they are one group, and a higher layer replaces it whole.
     `forward_as` is the one name under which it is rendered and sent. `words` gives an alias the strings that it
     takes beside true and false. A family without a thinking mode declares `modes=(default,)`: engines are told,
-    and its template, which has no such switch, is not.
+    and its template, which has no such switch, is not. `defaults` holds the default of checkpoints whose own chat
+    template, named by its sha256, means another one where nothing is said.
     """
 
     aliases: tuple[str, ...]
@@ -272,6 +277,7 @@ class Thinking(Declaration):
     default: StrictBool
     words: Annotated[dict[str, dict[str, StrictBool]], FROZEN] = {}
     modes: tuple[StrictBool, ...] = (True, False)
+    defaults: Annotated[dict[str, StrictBool], FROZEN] = {}
 
     @model_validator(mode="after")
     def _whole(self) -> Thinking:
@@ -279,8 +285,12 @@ class Thinking(Declaration):
             raise ValueError(f"forward_as {self.forward_as!r} must be one of the aliases {list(self.aliases)}")
         if stray := set(self.words) - set(self.aliases):
             raise ValueError(f"words names {sorted(stray)}, which are not aliases")
-        if self.default not in self.modes:
-            raise ValueError(f"default {self.default} is not among modes {list(self.modes)}")
+        for what, default in (
+            ("default", self.default),
+            *((f"defaults[{key!r}]", self.defaults[key]) for key in self.defaults),
+        ):
+            if default not in self.modes:
+                raise ValueError(f"{what} {default} is not among modes {list(self.modes)}")
         return self
 
 
@@ -402,19 +412,43 @@ class Speculative(Declaration):
 
 
 class Recipe(Declaration):
-    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation."""
+    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation.
+
+    `arguments` are further ones of the engine, by their long names without dashes in front; true is a bare flag.
+    """
 
     speculative: Speculative | None
     tensor_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
     data_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
+    max_running_requests: int | None = Field(default=None, ge=1)
+    arguments: JsonObject = {}
     environment: Annotated[dict[str, str], FROZEN] = {}
     source: str = ""
+    platforms: Annotated[dict[Platform, dict[Literal["arguments", "environment"], JsonObject]], FROZEN] = {}
+    """What holds on one platform only, over `arguments` and `environment`; a family asked for a recipe answers `on` it."""
+
+    @model_validator(mode="after")
+    def _everywhere(self) -> Recipe:
+        for platform in self.platforms:
+            self.on(platform)
+        return self
+
+    def on(self, platform: Platform) -> Recipe:
+        """The recipe for one platform, with what holds there only among the rest."""
+        if not self.platforms:
+            return self
+        extras = self.platforms.get(platform, {})
+        both = {name: {**getattr(self, name), **extras.get(name, {})} for name in ("arguments", "environment")}
+        return self.model_copy(update={**both, "platforms": {}})
 
 
 class Rule(Declaration):
-    """A named check of a recipe: a reference to a function, so that a declaration stays data."""
+    """A named check of a recipe: a reference to a function, so that a declaration stays data.
+
+    It is called as `check(recipe, deployment)`, and answers why the recipe can't be served, or None.
+    """
 
     name: str
     check: Reference
@@ -425,7 +459,7 @@ class Deployment(Declaration):
 
     engine: str = "sglang"
     version: str | None = None
-    platform: Literal["cuda", "rocm", "cpu"] = "cuda"
+    platform: Platform = "cuda"
     nodes: int = Field(default=1, ge=1)
     profile: str = "default"
     overrides: JsonObject = {}
@@ -529,6 +563,10 @@ class Checkpoint(Declaration):
     chat_template: str | None = None
     chat_template_file: str = "chat_template.jinja"
 
+    @property
+    def chat_template_sha256(self) -> str | None:
+        return None if self.chat_template is None else hashlib.sha256(self.chat_template.encode()).hexdigest()
+
 
 class Family(Declaration):
     """A line of models that share one prompt format. See the plugin guide for what each field changes.
@@ -538,6 +576,8 @@ class Family(Declaration):
     `kwargs` are further template kwargs that a caller may give. `split_pattern` is one regular expression that
     splits text as the vocabulary's own pre-tokenizer does: it is checked against it at load, and only makes it faster.
     `response_parser` names the function that reads a completion back as a message: a `responses.parse.ResponseParser`.
+    `trims` are the parts of a message that the template prints without the white space at their edges. `schemas` says how
+    it prints a tool's: whole, as JSON, or name by name, in a form of its own.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_.-]*$")
@@ -554,6 +594,8 @@ class Family(Declaration):
     chat_template_sha256: Annotated[dict[str, str], FROZEN] = {}
     split_pattern: str | None = None
     response_parser: Reference | None = None
+    trims: Annotated[frozenset[Part], PlainSerializer(sorted, return_type=list[str])] = frozenset()
+    schemas: Literal["json", "own"] = "json"
     parsers: Annotated[dict[str, Parsers], FROZEN] = {}
     recipes: Annotated[dict[str, Recipe], FROZEN] = {}
     recipe_rules: tuple[Rule, ...] = ()

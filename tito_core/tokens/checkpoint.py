@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -55,11 +54,14 @@ def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str
     """Warnings about a checkpoint that can be used. Raises CheckpointError for one of another family."""
     check_model_type(family, checkpoint)
     check_control_tokens(family, encoder, str(checkpoint.path), ids=True)
-    if checkpoint.chat_template is None:
+    digest = checkpoint.chat_template_sha256
+    if checkpoint.chat_template is None or digest in family.chat_template_sha256:
         return []
-    digest = hashlib.sha256(checkpoint.chat_template.encode()).hexdigest()
-    if digest in family.chat_template_sha256:
-        return []
+    if not any(token in checkpoint.chat_template for token in family.segments.delimiters):
+        raise CheckpointError(
+            f"{checkpoint.path} has a chat template that prints none of {', '.join(family.segments.delimiters)}, which "
+            f"delimit the messages of {family.name}; it belongs to another family"
+        )
     return [
         f"{checkpoint.path} has a chat template of its own (sha256 {digest}) that {family.name} does not know; prompts "
         f"are rendered with {family.template}, so make sure that this checkpoint is one of {', '.join(family.models)}"

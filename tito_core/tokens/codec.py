@@ -81,6 +81,7 @@ class Codec:
         if model is not None:
             checkpoint = checkpoints.read(model)
             checkpoints.check_model_type(family, checkpoint)
+            loaded = loaded.on(checkpoint)
             try:
                 encoder = Encoder.from_checkpoint(checkpoint.path, split_pattern=family.split_pattern)
             except EncodingError as cause:

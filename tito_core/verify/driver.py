@@ -106,7 +106,7 @@ def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
             append_roles=bench.roles.roles,
             truncation=truncation,
         )
-        engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5)
+        engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5, otherwise=0.1)
 
         def sample(request: Request, final: bool) -> Completion:
             if live is None:
@@ -182,6 +182,8 @@ class Agent:
         done.committed.append(turn)
         done.turns += 1
         done.actions["cut"] += turn.finish_reason == "length"
+        stops = [session.codec.encoder.token_id(token) for token in session.codec.family.boundary.stop]
+        done.actions["other_end_token"] += int(turn.ids[-1]) in stops[1:]
         done.calls += len(turn.message.tool_calls)
         done.tokens += len(turn.ids)
 

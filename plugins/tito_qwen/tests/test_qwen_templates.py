@@ -30,7 +30,9 @@ KWARGS = {
     **dict.fromkeys(FAMILIES, kwargs_of(**COMMON)),
     "qwen36": kwargs_of(**COMMON, preserve_thinking=st.just(False)),
     "qwen38": kwargs_of(
-        **COMMON, preserve_thinking=st.just(False), reasoning_effort=st.sampled_from(["xhigh", "medium", "low", "high", ""])
+        **COMMON,
+        preserve_thinking=st.just(False),
+        reasoning_effort=st.sampled_from(["xhigh", "medium", "low", "high", ""]),
     ),
 }
 
@@ -41,7 +43,9 @@ KWARGS = {
 def test_with_default_kwargs_it_is_the_published_text(family: str, data: st.DataObject) -> None:
     """The text, or the same error."""
     conversation, tools, kwargs = data.draw(turns(*EVERYBODY)), data.draw(some_tools()), data.draw(KWARGS[family])
-    assert outcome(ours(family), conversation, tools, **kwargs) == outcome(upstream(family), conversation, tools, **kwargs)
+    assert outcome(ours(family), conversation, tools, **kwargs) == outcome(
+        upstream(family), conversation, tools, **kwargs
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,7 +56,9 @@ def test_well_formed_conversations_too(family: str, data: st.DataObject) -> None
     conversation = [*data.draw(turns("system", least=0, most=1)), data.draw(messages("user"))]
     conversation += data.draw(turns("user", "assistant", "assistant", "tool"))
     tools, kwargs = data.draw(some_tools()), data.draw(KWARGS[family])
-    assert outcome(ours(family), conversation, tools, **kwargs) == outcome(upstream(family), conversation, tools, **kwargs)
+    assert outcome(ours(family), conversation, tools, **kwargs) == outcome(
+        upstream(family), conversation, tools, **kwargs
+    )
 
 
 @given(data=st.data())
@@ -74,7 +80,9 @@ def test_with_their_own_preserve_thinking_it_is_the_published_text(family: str, 
     conversation += data.draw(turns("user", "assistant", "assistant", "tool", least=0))
     tools = data.draw(some_tools())
     kwargs = {**data.draw(KWARGS[family]), "preserve_thinking": True}
-    assert outcome(ours(family), conversation, tools, **kwargs) == outcome(upstream(family), conversation, tools, **kwargs)
+    assert outcome(ours(family), conversation, tools, **kwargs) == outcome(
+        upstream(family), conversation, tools, **kwargs
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,7 +121,11 @@ def test_every_thought_is_kept(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_system_message_later_on_is_printed_where_it_stands(family: str) -> None:
-    conversation = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "system", "content": "s"}]
+    conversation = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+        {"role": "system", "content": "s"},
+    ]
     text = rendered(ours(family), conversation, preserve_thinking=True)
     assert text.endswith("a<|im_end|>\n<|im_start|>system\ns<|im_end|>\n")
     if family in XML:
@@ -183,6 +195,7 @@ OPENED = {
 def test_a_prompt_ends_with_its_header(family: str) -> None:
     """Nothing after it, and no newline of the file."""
     for thinking, opened in zip((True, False), OPENED[family], strict=True):
-        text = rendered(ours(family), [{"role": "user", "content": "q"}], enable_thinking=thinking, add_generation_prompt=True)
+        text = rendered(
+            ours(family), [{"role": "user", "content": "q"}], enable_thinking=thinking, add_generation_prompt=True
+        )
         assert text.endswith(f"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{opened}")
-

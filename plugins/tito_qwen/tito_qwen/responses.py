@@ -251,7 +251,7 @@ def _declared(schema: Any, key: str) -> Iterator[Any]:
 def _types(schema: Any, root: dict[str, Any], seen: frozenset[str] = frozenset()) -> _Types | None:
     """The JSON types that a schema allows; None where any. A number may be an integer.
 
-    References into the tool's own schema are followed, each once.
+    References into the tool's own schema are followed; one that leads to itself adds nothing.
     """
     if not isinstance(schema, dict):
         return None
@@ -265,8 +265,8 @@ def _types(schema: Any, root: dict[str, Any], seen: frozenset[str] = frozenset()
         _union([_types(branch, root, seen) for branch in _list(schema, keyword)]) for keyword in ("anyOf", "oneOf")
     ]
     allowed += [_types(branch, root, seen) for branch in _list(schema, "allOf")]
-    if isinstance(to := schema.get("$ref"), str) and to not in seen:
-        allowed.append(_types(_at(root, to), root, seen | {to}))
+    if isinstance(to := schema.get("$ref"), str):
+        allowed.append(frozenset() if to in seen else _types(_at(root, to), root, seen | {to}))
     known = [types for types in allowed if types is not None]
     if not known:
         return _TYPES["object"] if "properties" in schema else _TYPES["array"] if "items" in schema else None
