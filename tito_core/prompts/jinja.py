@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Literal, NoReturn, cast
+from typing import Any, Final, Literal, NoReturn, Self, cast
 
 import jinja2
 import jinja2.ext
@@ -160,14 +160,13 @@ class JinjaRenderer:
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
         variables = functools.partial(_variables, messages, tools, kwargs)
-        try:
-            text = "".join(_run(self._plain, variables(_plain_dict, _plain_text), self._name))
-        except TemplateError:
-            raise
-        except Exception as cause:
-            raise self._failed(cause, variables, messages) from cause
-        trace = _Trace()
-        with trace:
+        with _Trace() as trace:
+            try:
+                text = "".join(_run(self._plain, variables(_plain_dict, _plain_text), self._name))
+            except TemplateError:
+                raise
+            except Exception as cause:
+                raise self._failed(cause, variables, messages) from cause
             try:
                 followed = _run(self._traced, variables(_Chat, Traced), self._name)
                 pieces = [(piece, trace.now) for piece in followed]
@@ -179,8 +178,7 @@ class JinjaRenderer:
         self, cause: Exception, variables: Callable[..., dict[str, Any]], messages: Sequence[Message]
     ) -> TemplateError:
         """What a template raised, and in whose turn: the traced run comes to the same place."""
-        trace = _Trace()
-        with trace, contextlib.suppress(Exception):
+        with _Trace() as trace, contextlib.suppress(Exception):
             for _ in _run(self._traced, variables(_Chat, Traced), self._name):
                 pass
         at, where = "these messages", {}
@@ -536,7 +534,7 @@ def _tojson(
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+    return _TRACE.get().moment.strftime(format)
 
 
 def _environment(kind: Callable[..., Any], **options: Any) -> Any:
@@ -556,11 +554,13 @@ class _Trace:
 
     def __init__(self) -> None:
         self._loops: list[int | None] = [None]
+        self.moment = datetime.now()
         self.passing = False
         """Whether what was printed is of the moment: a date, or chance."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._told = _TRACE.set(self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         _TRACE.reset(self._told)
