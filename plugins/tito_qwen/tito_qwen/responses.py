@@ -30,7 +30,6 @@ _PARAMETER: Final = re.compile(
     r"<parameter=([^<>\n]*)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>\s*\Z)",
     re.DOTALL,
 )
-_OPENS: Final = re.compile(r"^<parameter=", re.MULTILINE)
 _UNFUNCTION: Final = re.compile(r"</function>\s*\Z")
 _PYTHONS: Final = {"null": "null", "None": "null", "true": "true", "True": "true", "false": "false", "False": "false"}
 _KINDS: Final = (
@@ -206,10 +205,10 @@ def _xml_call(body: str, tools: Sequence[Tool]) -> ToolCall:
     schema = next((tool.function.get("parameters") for tool in tools if tool.name == head[1]), None)
     at, arguments = head.end(), list[str]()
     while (parameter := _PARAMETER.match(body, at)) is not None:
-        if _OPENS.search(parameter[2]):
+        if "<parameter=" in parameter[2]:
             raise _NotOk(
-                f"the call of {head[1]!r} says two things: the parameter {parameter[1]!r} holds a line that opens another, "
-                "or is not closed before it"
+                f"the call of {head[1]!r} says two things: the parameter {parameter[1]!r} holds <parameter=, or is not "
+                "closed before it"
             )
         arguments.append(f"{_dump(parameter[1])}: {_value(parameter[2], _types_of(schema, parameter[1]))}")
         at = parameter.end()
