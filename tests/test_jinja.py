@@ -443,6 +443,14 @@ def test_every_character_has_its_author(source: str) -> None:
         assert [(span.source, text) for span, text in spelt(rendered)] == AUTHORS[source]
 
 
+def test_a_checkpoints_special_tokens_are_the_templates_own() -> None:
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "odd_token": "x"}
+    made = JinjaRenderer("{{ bos_token }}{{ odd_token }}{{ messages[0].content }}", "small", tokens)
+    rendered = made.render(HELLO, tools=(), kwargs={})
+    assert [(span.source, text) for span, text in spelt(rendered)] == [("template", "<s>"), ("content", "hi")]
+    assert made.render(HELLO, tools=(), kwargs={"bos_token": "<S>"}).text == "<S>hi"
+
+
 def test_whose_the_templates_words_are() -> None:
     """An opener is nobody's; a header is the message's behind it, a closer's that before; the last header the last's."""
     made = small(
