@@ -391,6 +391,8 @@ def test_what_can_not_be_told_apart_is_refused() -> None:
         "the template small does not let it be told where '<hi>' comes from, whether from itself or from a message; join "
         "texts with +, ~ or join, and cut them with split, strip, replace or slices"
     )
+    nameless = refused(small("{% macro p() %}{% endmacro %}{{ p.name }}"))
+    assert str(nameless).startswith("the template small does not let it be told where 'p' comes from, ")
     escaped = "{{ messages[0].content|safe + '<' }}"
     assert str(refused(small(escaped))) == (
         "the template small does not let it be told what it prints from what messages hold: another text is rendered when "
@@ -529,6 +531,40 @@ def test_what_looks_closer_at_a_text_is_rendered_every_time(source: str) -> None
         with contextlib.suppress(TemplateError):
             made.render(HELLO, tools=(), kwargs={})
     assert list(made._skeletons.values()) in ([None], [])
+
+
+ASKED = (
+    "{{ c.replace('h', '<a>') }}",
+    "{{ c.split('h')[0] }}|{{ c.split('h')|length }}",
+    "{{ c.rsplit('h', 1)[-1] }}",
+    "{{ c.partition('h')[2] }}",
+    "{{ c.rpartition('h')[0] }}",
+    "{{ c.removeprefix('h') }}{{ c.removesuffix('i') }}",
+    "{{ c.strip() }}|{{ c|trim('\n') }}|{{ c.lstrip(' ').rstrip() }}",
+    "{% if c.startswith('h') %}s{% endif %}{% if c.strip().endswith(('i', 'o')) %}e{% endif %}",
+    "{% if 'h' in c %}in{% endif %}{% if c == 'hi' %}is{% endif %}{% if c != 'hi' %}not{% endif %}",
+    "{% if c in ['hi', 'ho'] %}one{% endif %}{% if c is equalto('hi') %}is{% endif %}",
+    "{% if c %}said{% endif %}{% if c is string and c is iterable %}text{% endif %}{{ c or 'none' }}",
+    "{{ [c]|tojson|length }}",
+    "{{ [c]|join('-') }}{{ c ~ c }}",
+    "{% set x %}{{ c }}{% endset %}{{ x.strip() }}{% if x.startswith('h') %}s{% endif %}",
+    "{{ c|default('x', true)|string }}",
+)
+"""What is asked of the content `c`."""
+
+
+@pytest.mark.parametrize("source", ASKED)
+def test_a_question_with_another_answer_is_another_render(source: str) -> None:
+    """Learnt from any text, it renders every other one as a renderer that learns nothing does."""
+    texts = ("hi", "ho", "x", "high", " hi ", "\nx\n", "i", "oh", "h", "abc")
+    source = f"{{% set c = messages[0].content %}}{source}"
+    for first in texts:
+        made = small(source)
+        for _ in range(2):
+            made.render((Message("user", first),), tools=(), kwargs={})
+        for text in texts:
+            messages = (Message("user", text),)
+            assert made.render(messages, tools=(), kwargs={}) == made._rendered(messages, (), {}), (first, text)
 
 
 def test_both_runs_have_one_clock() -> None:
