@@ -13,12 +13,13 @@ BIN := $(ENV)/bin
 MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 PYTEST_ARGS ?=
 
-.PHONY: help verify test test-live check format test-pythons clean
+.PHONY: help verify test test-live test-vllm check format test-pythons clean
 
 help:
 	@echo 'make verify        environment, core and plugins, then: tito verify --family $(FAMILY)'
 	@echo 'make test          the same with the test tools and the oracles, then the whole suite'
 	@echo 'make test-live     the tests that need SGLang: its environment (2.5 GB, kept), then servers on this machine'
+	@echo 'make test-vllm     the tests that need vLLM: its environment (3.4 GB, kept), then servers on this machine'
 	@echo 'make test-pythons  the unit tests under the other Pythons that are claimed and that this machine has'
 	@echo 'make format        formats the code'
 	@echo 'make clean         removes what these made'
@@ -31,8 +32,13 @@ test: check
 
 test-live: $(ENV)/.dev
 	$(BIN)/python tests/oracles.py
-	$(BIN)/python tests/live/environment.py
+	$(BIN)/python tests/live/environment.py sglang
 	$(BIN)/python -m pytest tests/live $(PYTEST_ARGS)
+
+test-vllm: $(ENV)/.dev
+	$(BIN)/python tests/oracles.py
+	$(BIN)/python tests/live/environment.py vllm
+	$(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 check: $(ENV)/.dev
 	$(BIN)/python tests/oracles.py
@@ -41,6 +47,7 @@ check: $(ENV)/.dev
 	$(BIN)/mypy --strict -p tito_core
 	$(foreach plugin,$(PLUGINS),$(BIN)/mypy --strict $(plugin)/$(notdir $(plugin)) &&) true
 	$(BIN)/mypy --strict tests/oracles.py tests/pythons.py tests/live/*.py
+	$(BIN)/mypy --strict tests/vllm/*.py
 
 format: $(ENV)/.dev
 	$(BIN)/ruff check --fix .

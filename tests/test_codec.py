@@ -109,6 +109,17 @@ def test_which_chat_template_is_in_force(files: Mapping[str, Any], template: str
     assert checkpoint.read(directory(tmp_path, V32, **files)).chat_template == template
 
 
+def test_the_special_tokens_that_a_template_may_read(tmp_path: Path) -> None:
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "pad_token": None,
+        "add_bos_token": True,
+    }
+    read = checkpoint.read(directory(tmp_path, V32, tokenizer_config_json=config, chat_template_jinja="b"))
+    assert read.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [

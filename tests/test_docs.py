@@ -49,14 +49,15 @@ def test_the_trainers_example_runs() -> None:
     exec(compile(example, "trainers.md", "exec"), {})
 
 
-@pytest.mark.parametrize("jinja", [False, True], ids=["encoder", "jinja"])
-def test_the_plugin_of_the_guide_is_whole(jinja: bool, fakes: Fakes) -> None:
+@pytest.mark.parametrize("kind", ["encoder", "jinja", "native"])
+def test_the_plugin_of_the_guide_is_whole(kind: str, fakes: Fakes, tmp_path: Path) -> None:
     module, field = blocks("plugins.md", "python")
     (source,) = blocks("plugins.md", "jinja")
     (manifest,) = blocks("plugins.md", "toml")
     vocabulary = with_controls("<|start|>", "<|end|>")
-    if jinja:
-        module = module.replace('template="tito_acme.acme:AcmeEncoding",\n', field)
+    if kind != "encoder":
+        own = field if kind == "jinja" else "template='native',"
+        module = module.replace('template="tito_acme.acme:AcmeEncoding",\n', own)
         assert 'AcmeEncoding"' not in module
     module = module.replace("0" * 64, hashlib.sha256(vocabulary).hexdigest())
     name, place = re.findall(r"^(\w+) = \"(tito_\w+\.\w+)\"", manifest, re.MULTILINE)[0]
@@ -68,7 +69,22 @@ def test_the_plugin_of_the_guide_is_whole(jinja: bool, fakes: Fakes) -> None:
     (site / "tito_acme" / "vocabularies" / "acme.json").write_bytes(vocabulary)
     (site / "tito_acme" / "templates").mkdir()
     (site / "tito_acme" / "templates" / "acme.jinja").write_text(source, encoding="utf-8")
-    report = verify(name, registry=fakes.registry(), conversations=60, sessions=6)
+    model = None
+    if kind == "native":
+        model = tmp_path / "checkpoint"
+        model.mkdir()
+        (model / "config.json").write_text('{"model_type": "acme"}', encoding="utf-8")
+        (model / "tokenizer.json").write_bytes(vocabulary)
+        (model / "chat_template.jinja").write_text(source, encoding="utf-8")
+    report = verify(name, registry=fakes.registry(), model=model, conversations=60, sessions=6)
+    assert (
+        report.template.reference
+        == {
+            "encoder": "tito_acme.acme:AcmeEncoding",
+            "jinja": "tito_acme/templates/acme.jinja",
+            "native": f"{model}/chat_template.jinja",
+        }[kind]
+    )
     assert [(failure.check, failure.what, failure.said) for failure in report.failures] == []
     assert report.sessions.passed == 6
     assert {"system_then_user", "user"} <= set(report.sessions.actions)

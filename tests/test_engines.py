@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -169,12 +170,15 @@ def test_vllm(fake: Fake) -> None:
             }
         ],
         "usage": {"prompt_tokens": 4, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}},
+        "metrics": {"speculative_decoding": {"mean_acceptance_length": 2.5}},
     }
     session = codec().session()
     with VLLMEngine(f"{fake.url}/v1/", fields={"model": "tiny"}) as engine:
         turn = session.commit(request := asked(session), engine.complete(request, max_tokens=8))
         fake.usual = lambda path, body: {"choices": [], "prompt_token_ids": [1, 2]}
         assert engine.rendered([{"role": "user", "content": "0"}]).tolist() == [1, 2]
+        tool = {"type": "function", "function": {"name": "f"}}
+        assert engine.rendered([{"role": "user", "content": "0"}], tools=[tool]).tolist() == [1, 2]
         fake.usual = lambda path, body: {"choices": []}
         with pytest.raises(EngineError) as caught:
             engine.rendered([{"role": "user", "content": "0"}])
@@ -205,8 +209,64 @@ def test_vllm(fake: Fake) -> None:
             },
         ),
     ]
+    assert (fake.seen[2][1]["tools"], fake.seen[2][1]["tool_choice"]) == ([tool], "none"), "any other needs a parser"
     assert np.asarray(turn.completion.logprobs).tolist() == [-0.25, -0.5, -1.0]
-    assert turn.completion.meta["cached_tokens"] == 2
+    assert (turn.completion.meta["cached_tokens"], turn.completion.meta["spec_accept_length"]) == (2, 2.5)
+
+
+def completing(**changes: Any) -> Callable[[str, Answer], Answer]:
+    choice = {"finish_reason": "length", "token_ids": [3001, 3002, 3003]}
+    logprobs = {"token_logprobs": [-0.25, -0.5, -1.0]}
+    return lambda path, body: {
+        "choices": [{**choice, "prompt_token_ids": body["prompt"], "logprobs": logprobs, **changes}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"token_ids": None},
+            "returned no token ids, and text is never encoded again; it needs a vLLM that knows return_token_ids, 0.10.2 or "
+            "later",
+        ),
+        (
+            {"prompt_token_ids": None},
+            "returned no prompt ids, and text is never encoded again; it needs a vLLM that knows return_token_ids, 0.10.2 or "
+            "later",
+        ),
+        (
+            {"logprobs": {"token_logprobs": "abc"}},
+            "returned no log-probs, and text is never encoded again; it must be a vLLM that returns log-probs of sampled "
+            "ids: see its --max-logprobs",
+        ),
+        (
+            {"logprobs": {"token_logprobs": [-1.0]}},
+            "returned 3 ids and 1 log-probs; it must be a vLLM that returns log-probs of sampled ids: see its "
+            "--max-logprobs",
+        ),
+    ],
+)
+def test_what_a_vllm_does_not_return(fake: Fake, changes: dict[str, Any], text: str) -> None:
+    fake.usual = completing(**changes)
+    assert refused(VLLMEngine(fake.url)) == ("answer", text, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"finish_reason": "repetition"},
+            "has the finish reason 'repetition'; it is one of stop, length, tool_calls, abort",
+        ),
+        ({"logprobs": {"token_logprobs": [-0.5, "x", -0.5]}}, "has logprobs of type <U32; they must be numbers"),
+    ],
+)
+def test_what_is_no_completion(fake: Fake, changes: dict[str, Any], text: str) -> None:
+    fake.usual = completing(**changes)
+    kind, said, _ = refused(VLLMEngine(fake.url))
+    assert kind == "answer"
+    assert re.fullmatch(f"answered what can't be kept: completion [0-9a-f]+ {re.escape(text)}", said), said
 
 
 def test_the_server_s_own_render(fake: Fake) -> None:
@@ -249,7 +309,8 @@ def test_the_server_s_own_render(fake: Fake) -> None:
             404,
             {"detail": "Not Found"},
             "usage",
-            "has no such endpoint (HTTP 404): Not Found; is it this kind of engine, and is that its URL?",
+            "has no such endpoint or model (HTTP 404): Not Found; is it this kind of engine, is that its URL, and does it "
+            "serve that model?",
         ),
         (
             429,

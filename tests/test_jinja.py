@@ -12,6 +12,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,7 +102,14 @@ def test_the_text_is_what_transformers_renders(name: str, conversation: Conversa
         with pytest.raises(TemplateError, match=re.escape(said)):
             made.render(messages, tools=normalise_tools(conversation.tools), kwargs=tokens(made))
         return
-    rendered = made.render(messages, tools=normalise_tools(conversation.tools), kwargs=tokens(made))
+    try:
+        rendered = made.render(messages, tools=normalise_tools(conversation.tools), kwargs=tokens(made))
+    except TemplateError as refusal:
+        index = refusal.where["index"]
+        assert f"prints nothing of message {index} " in str(refusal)  # noqa: PT017
+        silent = [replace(one, content="?") if place == index else one for place, one in enumerate(messages)]
+        assert upstream(source, silent, conversation.tools, **tokens(made)) == expected
+        return
     assert rendered.text == expected
     assert "".join(text for _, text in spelt(rendered)) == expected
     assert repr(messages) == before
@@ -292,12 +300,14 @@ def test_a_shape_that_was_learnt_renders_as_any_other(name: str, monkeypatch: py
     for messages in itertools.islice(appends(1), 300):
         assert outcome(one, messages) == outcome(other, messages), messages
     used = sum(rendered is not None for rendered in filled)
-    assert used == 0 if name in NEVER else used > 20
+    assert used == 0 if name in NEVER else used > 5
 
 
 # What a template may be given, and what it may do.
 
 HELLO = (Message("user", "hi"),)
+NOTHING = (Message("user"),)
+"""For templates that print nothing of it: of what somebody said that would be refused."""
 
 
 def refused(made: JinjaRenderer, messages: Sequence[Message] = HELLO, **kwargs: Any) -> TemplateError:
@@ -320,7 +330,7 @@ def test_a_kwarg_that_the_template_does_not_read_is_refused() -> None:
     assert str(refused(small("x"), tools=1)) == (
         "the template small does not read 'tools', so it would change nothing; it reads no kwargs"
     )
-    assert made.render(HELLO, tools=(), kwargs={"keep": False}).text.startswith("k")
+    assert made.render(NOTHING, tools=(), kwargs={"keep": False}).text.startswith("k")
 
 
 def test_what_a_template_raises_is_told_with_its_place() -> None:
@@ -391,6 +401,8 @@ def test_what_can_not_be_told_apart_is_refused() -> None:
         "the template small does not let it be told where '<hi>' comes from, whether from itself or from a message; join "
         "texts with +, ~ or join, and cut them with split, strip, replace or slices"
     )
+    nameless = refused(small("{% macro p() %}{% endmacro %}{{ p.name }}"))
+    assert str(nameless).startswith("the template small does not let it be told where 'p' comes from, ")
     escaped = "{{ messages[0].content|safe + '<' }}"
     assert str(refused(small(escaped))) == (
         "the template small does not let it be told what it prints from what messages hold: another text is rendered when "
@@ -439,8 +451,16 @@ def test_every_character_has_its_author(source: str) -> None:
     made = small(source)
     kwargs = dict.fromkeys(made.kwargs, "<s>")
     for _ in range(3):
-        rendered = made.render(HELLO, tools=(), kwargs=kwargs)
+        rendered = made.render(HELLO if "content" in source else NOTHING, tools=(), kwargs=kwargs)
         assert [(span.source, text) for span, text in spelt(rendered)] == AUTHORS[source]
+
+
+def test_a_checkpoints_special_tokens_are_the_templates_own() -> None:
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "odd_token": "x"}
+    made = JinjaRenderer("{{ bos_token }}{{ odd_token }}{{ messages[0].content }}", "small", tokens)
+    rendered = made.render(HELLO, tools=(), kwargs={})
+    assert [(span.source, text) for span, text in spelt(rendered)] == [("template", "<s>"), ("content", "hi")]
+    assert made.render(HELLO, tools=(), kwargs={"bos_token": "<S>"}).text == "<S>hi"
 
 
 def test_whose_the_templates_words_are() -> None:
@@ -473,7 +493,7 @@ def test_whose_the_templates_words_are() -> None:
 def test_a_generation_header_is_asked_for_unless_an_assistant_spoke_last() -> None:
     made = small("{{ add_generation_prompt }}")
     for role in ("user", "tool", "system", "assistant"):
-        assert made.render((Message(role, "x"),), tools=(), kwargs={}).text == str(role != "assistant")
+        assert made.render((Message(role),), tools=(), kwargs={}).text == str(role != "assistant")
 
 
 def test_tools_are_what_sglang_hands_a_template() -> None:
@@ -484,12 +504,12 @@ def test_tools_are_what_sglang_hands_a_template() -> None:
         {"defer_loading": True, "function": {"name": "f"}},
     ):
         (made,) = normalise_tools([sent])
-        text = small("{{ tools[0]|tojson }}").render(HELLO, tools=(made,), kwargs={}).text
+        text = small("{{ tools[0]|tojson }}").render(NOTHING, tools=(made,), kwargs={}).text
         assert text == json.dumps(tool(**sent).model_dump(), ensure_ascii=False)
 
 
 def test_the_last_newline_of_a_file_is_not_printed() -> None:
-    assert small("{% if true %}{{- 'a\\n' }}{%- endif %}\n").render(HELLO, tools=(), kwargs={}).text == "a\n"
+    assert small("{% if true %}{{- 'a\\n' }}{%- endif %}\n").render(NOTHING, tools=(), kwargs={}).text == "a\n"
 
 
 @pytest.mark.parametrize(
@@ -523,8 +543,42 @@ def test_what_looks_closer_at_a_text_is_rendered_every_time(source: str) -> None
     assert list(made._skeletons.values()) in ([None], [])
 
 
+ASKED = (
+    "{{ c.replace('h', '<a>') }}",
+    "{{ c.split('h')[0] }}|{{ c.split('h')|length }}",
+    "{{ c.rsplit('h', 1)[-1] }}",
+    "{{ c.partition('h')[2] }}",
+    "{{ c.rpartition('h')[0] }}",
+    "{{ c.removeprefix('h') }}{{ c.removesuffix('i') }}",
+    "{{ c.strip() }}|{{ c|trim('\n') }}|{{ c.lstrip(' ').rstrip() }}",
+    "{% if c.startswith('h') %}s{% endif %}{% if c.strip().endswith(('i', 'o')) %}e{% endif %}",
+    "{% if 'h' in c %}in{% endif %}{% if c == 'hi' %}is{% endif %}{% if c != 'hi' %}not{% endif %}",
+    "{% if c in ['hi', 'ho'] %}one{% endif %}{% if c is equalto('hi') %}is{% endif %}",
+    "{% if c %}said{% endif %}{% if c is string and c is iterable %}text{% endif %}{{ c or 'none' }}",
+    "{{ [c]|tojson|length }}",
+    "{{ [c]|join('-') }}{{ c ~ c }}",
+    "{% set x %}{{ c }}{% endset %}{{ x.strip() }}{% if x.startswith('h') %}s{% endif %}",
+    "{{ c|default('x', true)|string }}",
+)
+"""What is asked of the content `c`."""
+
+
+@pytest.mark.parametrize("source", ASKED)
+def test_a_question_with_another_answer_is_another_render(source: str) -> None:
+    """Learnt from any text, it renders every other one as a renderer that learns nothing does."""
+    texts = ("hi", "ho", "x", "high", " hi ", "\nx\n", "i", "oh", "h", "abc")
+    source = f"{{% set c = messages[0].content %}}{source}|{{{{ c }}}}"
+    for first in texts:
+        made = small(source)
+        for _ in range(2):
+            made.render((Message("user", first),), tools=(), kwargs={})
+        for text in texts:
+            messages = (Message("user", text),)
+            assert made.render(messages, tools=(), kwargs={}) == made._rendered(messages, (), {}), (first, text)
+
+
 def test_both_runs_have_one_clock() -> None:
-    text = small("{{ strftime_now('%Y %f') }}").render(HELLO, tools=(), kwargs={}).text
+    text = small("{{ strftime_now('%Y %f') }}").render(NOTHING, tools=(), kwargs={}).text
     assert re.fullmatch(r"\d{4} \d{6}", text)
 
 

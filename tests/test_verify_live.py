@@ -145,6 +145,10 @@ WHAT = "our first prompt is not the one that the server renders of the same mess
             {"messages": lambda sent: [*sent[:-1], {**sent[-1], "content": "changed"}]},
             "it stands in the content of message 0 (user): another vocabulary, or content that is changed",
         ),
+        (
+            {"tools": lambda sent: sent and [{**tool, "function": {**tool["function"], "name": "x"}} for tool in sent]},
+            "it stands in the tools: the server prints them elsewhere, or other fields of them",
+        ),
     ],
 )
 def test_a_server_that_renders_otherwise(fake: Fake, changes: dict[str, Any], likely: str) -> None:

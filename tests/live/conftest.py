@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from drawn import codec
-from environment import VERSION, environment_dir
-from sglang_server import Server, make_model, processor
+from engine_server import make_model
+from environment import SGLANG
+from sglang_server import Server, processor
 from token_path import NAMES, Name
 
 REASONING_PARSER, TOOL_CALL_PARSER = "deepseek-v3", "deepseekv32"
@@ -16,7 +17,7 @@ Serve = Callable[[Name, str, str], Server]
 
 
 def pytest_report_header() -> str:
-    return f"SGLang {VERSION}: {environment_dir()}"
+    return f"SGLang {SGLANG.version}: {SGLANG.home}"
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         if key not in running:
             stop()
             flags = ("--reasoning-parser", reasoning_parser, "--tool-call-parser", tool_call_parser)
-            model = make_model(vocabulary, home / vocabulary)
+            model = make_model(SGLANG, vocabulary, home / vocabulary)
             codec(vocabulary), processor()  # once, before many threads ask for them at the same time
             running[key] = Server(vocabulary, model, flags, home / f"{'-'.join(key)}.log")
         if not running[key].alive:

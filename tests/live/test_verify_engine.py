@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +16,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import tito_core
+from brief import brief
+from drawn import codec
 from sglang_server import Server, processor
-from tito_core import Codec, Completion, Request, SGLangEngine, ThinkingDecision
+from tito_core import Completion, Request, SGLangEngine
 from tito_core.cli.main import tito
-from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EngineError
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.live import verify_live
 from tito_core.verify.report import Report
-from token_path import Name
 
 SESSIONS = {"r1": 64, "v4": 16}
 SCRIPTED = 16
@@ -40,23 +37,6 @@ def sessions(usual: int) -> int:
     return int(os.environ.get("TITO_LIVE_SESSIONS") or usual)
 
 
-@cache
-def codec(name: Name) -> Codec:
-    return tito_core.load("deepseekv32", vocabulary=name)
-
-
-class Brief(ScriptedEngine):
-    """The scripted engine in fewer words: the server needs its time for every one of them."""
-
-    def reply(self, tools: Sequence[str], decision: ThinkingDecision, calling: bool = True) -> dict[str, Any]:
-        message = super().reply(tools, decision, calling)
-        for key in {"content", "reasoning_content"} & message.keys():
-            message[key] = message[key][:12]
-        if message.get("tool_calls"):
-            message["tool_calls"] = message["tool_calls"][:2]
-        return message
-
-
 class Scripted(SGLangEngine):
     """The real server, made to sample what the scripted engine says: thoughts, calls, cut turns, garbled calls."""
 
@@ -65,10 +45,7 @@ class Scripted(SGLangEngine):
         self.codec = codec(server.vocabulary)
 
     def complete(self, request: Request, *, max_tokens: int, sampling: Mapping[str, Any] = {}) -> Completion:
-        seed = zlib.crc32(request.ids.tobytes())
-        said = Brief(self.codec, seed, garbled=0.2).complete(request, calling=seed % 2 == 0)
-        ids = np.asarray(said.ids).tolist()
-        most = 1 + seed // 8 % len(ids) if seed % 8 == 0 else len(ids)
+        ids, most = brief(self.codec, request)
         return super().complete(request, max_tokens=most, sampling={"custom_params": {"script": ids}})
 
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 import numpy as np
 import orjson
 
-from tito_core.errors import EngineError
+from tito_core.errors import CompletionError, EngineError
 from tito_core.prompts.messages import Message, Tool
 from tito_core.responses.completion import Completion
 from tito_core.sessions.session import Request
@@ -23,7 +23,7 @@ from tito_core.tokens.append import Ids
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["NOTHING", "HTTPEngine", "Kind", "choice_of", "conversation", "int_ids", "mapping", "offered"]
+__all__ = ["NOTHING", "HTTPEngine", "Kind", "choice_of", "conversation", "mapping", "offered"]
 
 Kind = Literal["usage", "overload", "context", "fault", "unreached", "timeout", "cancelled", "answer"]
 """Of an EngineError: the request is wrong; too much at once; too long; the engine failed; it is not there; it is slow;
@@ -49,6 +49,8 @@ class HTTPEngine:
     """
 
     kind: ClassVar[str]
+    how: ClassVar[Mapping[str, str]]
+    """What to switch on where an answer lacks `ids`, `logprobs`, `prompt` (ids) or the prompt ids of a `render`."""
 
     def __init__(
         self,
@@ -164,28 +166,28 @@ class HTTPEngine:
         self,
         request: Request,
         *,
-        ids: Sequence[int] | None,
-        logprobs: Sequence[float | None] | None,
-        prompt: Sequence[int] | None,
+        ids: Any,
+        logprobs: Any,
+        prompt: Any,
         finish: Any,
         matched: Any = None,
         message: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any],
-        how: Mapping[str, str],
     ) -> Completion:
         """A completion whose ids are proven to be those that were sampled after `request.ids`.
 
-        `how` says what to switch on where `ids`, `logprobs` or `prompt` is missing. Raises EngineError. What lies past a
+        `ids`, `logprobs` and `prompt` are what an answer holds, whatever that is. Raises EngineError. What lies past a
         stop string only the vocabulary can tell: committing the completion refuses it.
         """
         if finish == "abort":
             raise self.error("fault", f"aborted the call ({meta.get('finish_reason')}); sample this turn again")
-        for name, values in (("ids", ids), ("logprobs", logprobs), ("prompt", prompt)):
+        for name, said, values in (
+            ("ids", "token ids", _int_ids(ids)),
+            ("logprobs", "log-probs", isinstance(logprobs, list) and logprobs),
+            ("prompt", "prompt ids", _int_ids(prompt)),
+        ):
             if not values:
-                said = {"ids": "token ids", "logprobs": "log-probs", "prompt": "prompt ids"}[name]
-                raise self.error("answer", f"returned no {said}, and text is never encoded again; {how[name]}")
-        assert ids is not None
-        assert logprobs is not None
+                raise self.error("answer", f"returned no {said}, and text is never encoded again; {self.how[name]}")
         sent, got = np.asarray(request.ids), np.asarray(prompt)
         if not np.array_equal(sent, got):
             shared = min(len(sent), len(got))
@@ -201,9 +203,9 @@ class HTTPEngine:
             )
         if len(ids) != len(logprobs) or None in logprobs:
             known = sum(one is not None for one in logprobs)
-            raise self.error("answer", f"returned {len(ids)} ids and {known} log-probs; {how['logprobs']}")
+            raise self.error("answer", f"returned {len(ids)} ids and {known} log-probs; {self.how['logprobs']}")
         if isinstance(matched, int) and matched in ids[:-1]:
-            first = list(ids).index(matched) + 1
+            first = ids.index(matched) + 1
             raise self.error(
                 "answer",
                 f"returned {len(ids) - first} ids after the stop token {matched} at {first - 1}, which nobody may train "
@@ -212,7 +214,17 @@ class HTTPEngine:
             )
         kept = {key: value for key, value in meta.items() if value is not None}
         stop = matched if isinstance(matched, str) else None
-        return Completion(np.asarray(ids), np.asarray(logprobs), finish, stop=stop, message=message, meta=kept)
+        try:
+            return Completion(ids, logprobs, finish, stop=stop, message=message, meta=kept)
+        except CompletionError as cause:
+            raise self.error("answer", f"answered what can't be kept: {cause}") from cause
+
+    def own_render(self, ours: dict[str, Any], prompt: Callable[[dict[str, Any]], Any]) -> Ids:
+        """The prompt ids, int32, that the chat endpoint makes of `ours`; `prompt` finds them. Raises EngineError."""
+        ids = _int_ids(prompt(self.post("/v1/chat/completions", self.merged({**ours, "max_tokens": 1}, self._fields))))
+        if not ids:
+            raise self.error("answer", f"returned no prompt ids; {self.how['render']}")
+        return np.array(ids, dtype=np.int32)
 
     async def _let_go(self) -> None:
         await self._client.aclose()
@@ -277,7 +289,11 @@ class HTTPEngine:
         if status in (401, 403):
             return self.error("usage", f"wants another API key {said}; pass the key that it was started with")
         if status == 404:
-            return self.error("usage", f"has no such endpoint {said}; is it this kind of engine, and is that its URL?")
+            return self.error(
+                "usage",
+                f"has no such endpoint or model {said}; is it this kind of engine, is that its URL, and does it serve that "
+                "model?",
+            )
         if _TOO_LONG.search(said):
             return self.error(
                 "context",
@@ -300,12 +316,6 @@ def offered(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
     return [{"type": tool.type, "function": tool.function} for tool in tools] or None
 
 
-def int_ids(values: Any) -> list[int] | None:
-    """A list of token ids out of an answer, None where it is none."""
-    right = isinstance(values, list) and all(type(one) is int for one in values)
-    return values if right else None
-
-
 def mapping(value: Any) -> dict[str, Any]:
     """The object out of an answer, an empty one where something else stands there."""
     return value if isinstance(value, dict) else {}
@@ -319,6 +329,12 @@ def choice_of(engine: HTTPEngine, answer: Mapping[str, Any]) -> dict[str, Any]:
     raise engine.error(
         "answer", f"answered without one choice: {_clip(orjson.dumps(answer))}; is it this kind of engine?"
     )
+
+
+def _int_ids(values: Any) -> list[int] | None:
+    """A list of token ids out of an answer, None where it is none."""
+    right = isinstance(values, list) and all(type(one) is int for one in values)
+    return values if right else None
 
 
 def _message(answer: bytes) -> str:

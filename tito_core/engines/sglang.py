@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
-from tito_core.engines.http import NOTHING, HTTPEngine, choice_of, conversation, int_ids, mapping, offered
+from tito_core.engines.http import NOTHING, HTTPEngine, choice_of, conversation, mapping, offered
 from tito_core.responses.completion import Completion
 from tito_core.sessions.session import Request
 from tito_core.tokens.append import Ids
 
 __all__ = ["SGLangEngine"]
 
-_HOW = {
-    "ids": "it needs an SGLang that knows return_meta_info (chat) or return_logprob (/generate)",
-    "logprobs": "it must be an SGLang whose speculation returns log-probs, or serve without speculation",
-    "prompt": "it needs an SGLang that knows return_token_ids (chat) or return_prompt_token_ids (/generate)",
-}
 _META = ("prompt_tokens", "completion_tokens", "cached_tokens", "spec_accept_length", "weight_version", "finish_reason")
 
 
@@ -28,7 +21,13 @@ class SGLangEngine(HTTPEngine):
     The thinking kwargs go to `chat` in every call; `generate` renders and parses nothing, and has no place for them.
     """
 
-    kind: ClassVar[str] = "sglang"
+    kind = "sglang"
+    how: ClassVar[Mapping[str, str]] = {
+        "ids": "it needs an SGLang that knows return_meta_info (chat) or return_logprob (/generate)",
+        "logprobs": "it must be an SGLang whose speculation returns log-probs, or serve without speculation",
+        "prompt": "it needs an SGLang that knows return_token_ids (chat) or return_prompt_token_ids (/generate)",
+        "render": "it needs an SGLang that knows return_prompt_token_ids",
+    }
 
     def __init__(self, url: str, *, endpoint: Literal["chat", "generate"] = "chat", **options: Any) -> None:
         super().__init__(url, **options)
@@ -68,23 +67,21 @@ class SGLangEngine(HTTPEngine):
         triples: Any = meta.get("output_token_logprobs")
         if not isinstance(triples, list) or not all(isinstance(one, list) and len(one) > 1 for one in triples):
             triples = []
-        sampled = int_ids(ids)
-        if sampled and triples and len(sampled) == len(triples) and sampled != [one[1] for one in triples]:
+        if isinstance(ids, list) and triples and len(ids) == len(triples) and ids != [one[1] for one in triples]:
             raise self.error(
                 "answer", "returned log-probs of other ids than it returned; its release is broken, use another"
             )
         return self.completion(
             request,
-            ids=sampled,
+            ids=ids,
             logprobs=[one[0] for one in triples],
-            prompt=int_ids(prompt),
+            prompt=prompt,
             finish=finish or reason.get("type"),
             matched=reason.get("matched"),
             message={key: value for key, value in said.items() if value is not None}
             if isinstance(said, dict)
             else None,
             meta={key: meta.get(key) for key in _META},
-            how=_HOW,
         )
 
     def rendered(
@@ -98,11 +95,6 @@ class SGLangEngine(HTTPEngine):
             "messages": messages,
             "tools": tools,
             "chat_template_kwargs": dict(chat_template_kwargs),
-            "max_tokens": 1,
             "return_prompt_token_ids": True,
         }
-        answer = self.post("/v1/chat/completions", self.merged(ours, self._fields))
-        ids = int_ids(choice_of(self, answer).get("prompt_token_ids"))
-        if not ids:
-            raise self.error("answer", "returned no prompt ids; it needs an SGLang that knows return_prompt_token_ids")
-        return np.array(ids, dtype=np.int32)
+        return self.own_render(ours, lambda answer: choice_of(self, answer).get("prompt_token_ids"))

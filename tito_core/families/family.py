@@ -519,13 +519,15 @@ class ThinkingDecision(Declaration):
 class Template(Declaration):
     """A resolved template. `reference` is where it came from: `package.module:Class`, or the path of a Jinja file.
 
-    `sha256` is that of the source file: what a report records. `source` is a Jinja file's text.
+    `sha256` is that of the source file: what a report records. `source` is a Jinja file's text; `special_tokens` are
+    the control tokens that it may read, `bos_token` and its like.
     """
 
     kind: Literal["encoder", "jinja"]
     reference: str
     sha256: str
     source: str = Field(default="", repr=False)
+    special_tokens: Annotated[dict[str, str], FROZEN] = {}
 
     @classmethod
     def of_encoder(cls, reference: str) -> Template:
@@ -549,10 +551,11 @@ class Template(Declaration):
             return cls.of_text(data.decode(), f"{package}/{file}")
 
     @classmethod
-    def of_text(cls, source: str, reference: str) -> Template:
+    def of_text(cls, source: str, reference: str, special_tokens: Mapping[str, str] | None = None) -> Template:
         """The Jinja template of this text, which was found at `reference`."""
         digest = hashlib.sha256(source.encode()).hexdigest()
-        return cls(kind="jinja", reference=reference, sha256=digest, source=source)
+        tokens = dict(special_tokens or {})
+        return cls(kind="jinja", reference=reference, sha256=digest, source=source, special_tokens=tokens)
 
 
 class Checkpoint(Declaration):
@@ -562,6 +565,7 @@ class Checkpoint(Declaration):
     model_type: str | None = None
     chat_template: str | None = None
     chat_template_file: str = "chat_template.jinja"
+    special_tokens: Annotated[dict[str, str], FROZEN] = {}
 
     @property
     def chat_template_sha256(self) -> str | None:

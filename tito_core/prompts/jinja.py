@@ -65,7 +65,7 @@ _GIVEN: Final = frozenset({"messages", "tools", "documents", "add_generation_pro
 
 
 class JinjaRenderer:
-    """Renders with one chat template; a `Renderer`. `name` is what errors call it.
+    """Renders with one chat template; a `Renderer`. `name` is what errors call it. Of `special_tokens` it reads some.
 
     Kwargs are the names that the template reads beside the messages, tools and `add_generation_prompt`; any other raises,
     for a template says nothing about what it ignores. A text among them is content, a special token's excepted.
@@ -75,7 +75,7 @@ class JinjaRenderer:
     bounded. Neither the time of a render nor the memory of a single expression is.
     """
 
-    def __init__(self, source: str, name: str) -> None:
+    def __init__(self, source: str, name: str, special_tokens: Mapping[str, str] | None = None) -> None:
         if len(source) > LARGEST_TEMPLATE:
             raise TemplateError(
                 f"the template {name} has {len(source):,} characters; at most {LARGEST_TEMPLATE:,} are rendered"
@@ -94,6 +94,8 @@ class JinjaRenderer:
         self._skeletons: dict[Any, _Skeleton | Literal["new", "once"] | None] = {}
         self.kwargs = frozenset(read - _GIVEN - set(environment.globals))
         """The names that the template reads beside what every render gives it."""
+        tokens = {name: one for name, one in (special_tokens or {}).items() if name in SPECIAL_TOKENS}
+        self._tokens = {name: one for name, one in tokens.items() if name in self.kwargs}
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
         if unknown := sorted(set(kwargs) - self.kwargs):
@@ -103,6 +105,7 @@ class JinjaRenderer:
                 key=unknown[0],
             )
         _check(messages, self._name)
+        kwargs = {**self._tokens, **kwargs}
         shape = None if tools else _Shape.of(messages, kwargs)
         if shape is None:
             return self._rendered(messages, tools, kwargs)

@@ -240,6 +240,8 @@ def _place(ours: Append, first: int) -> str:
     """In which part of our prompt the first difference stands, and what that part depends on."""
     spans = ours.spans
     at = next((span for span in spans if span.start <= first < span.end), spans[-1])
+    if at.index < 0 and at.source == "content":
+        return "it stands in the tools: the server prints them elsewhere, or other fields of them"
     if at.source == "content":
         return f"it stands in the content of message {at.index} ({at.role}): another vocabulary, or content that is changed"
     if first >= spans[-1].start:
