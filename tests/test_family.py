@@ -353,6 +353,10 @@ WRONG_PARTS: list[tuple[Callable[[], object], str]] = [
         lambda: Thinking(aliases=("a",), forward_as="a", default=True, modes=(False,)),
         "default True is not among modes [False]",
     ),
+    (
+        lambda: Thinking(aliases=("a",), forward_as="a", default=False, modes=(False,), defaults={"0f": True}),
+        "defaults['0f'] True is not among modes [False]",
+    ),
 ]
 
 
