@@ -423,17 +423,17 @@ MUTANTS = (
     Mutant(
         "delimiters only counted",
         "compare",
-        "tito_core.tokens.compare:Comparator.compare",
-        "if not np.array_equal(expected[marks], actual[other]):",
-        "if len(marks) != len(other):",
+        "tito_core.tokens.compare:Comparator._ended",
+        "for number in np.flatnonzero(expected[marks] != actual[other]).tolist():",
+        "for number in ():",
     ),
     Mutant(
         "inserted delimiter passes",
         "compare",
         "tito_core.tokens.compare:Comparator.compare",
-        "if not np.array_equal(expected[marks], actual[other]):",
+        "ended = self._ended(expected, actual, marks, other, sampled)",
         """other = other[: len(marks)]
-        if not len(marks) == len(other) == sum(np.isin(expected[marks], actual[other])):""",
+        ended = [] if len(marks) == len(other) == sum(np.isin(expected[marks], actual[other])) else None""",
     ),
 )
 
