@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+from tito_core.families import family
+
 
 class Mutant(NamedTuple):
     """`old`, found exactly once in the source of the module, becomes `new` in `function`; `check` is to catch it."""
@@ -27,6 +29,40 @@ class Mutant(NamedTuple):
 
     def __str__(self) -> str:
         return self.name
+
+
+class TemplateMutant(NamedTuple):
+    """`old`, found exactly once in a family's chat template, becomes `new`; `check` is to catch it."""
+
+    name: str
+    check: str
+    family: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.name}"
+
+
+@contextmanager
+def printed(mutant: TemplateMutant) -> Iterator[None]:
+    """The families' templates are read with the line changed; nothing is written."""
+    before = family.packaged
+
+    def changed(package: str, file: str, where: str) -> bytes:
+        data = before(package, file, where)
+        if file != f"templates/{mutant.family}.jinja":
+            return data
+        text = data.decode()
+        if text.count(mutant.old) != 1:
+            raise AssertionError(f"{mutant}: {file} holds {mutant.old!r} {text.count(mutant.old)} times, not once")
+        return text.replace(mutant.old, mutant.new).encode()
+
+    family.packaged = changed
+    try:
+        yield
+    finally:
+        family.packaged = before
 
 
 @contextmanager
@@ -436,16 +472,101 @@ MUTANTS = (
     Mutant(
         "delimiters only counted",
         "compare",
-        "tito_core.tokens.compare:Comparator.compare",
-        "if not np.array_equal(expected[marks], actual[other]):",
-        "if len(marks) != len(other):",
+        "tito_core.tokens.compare:Comparator._ended",
+        "for number in np.flatnonzero(expected[marks] != actual[other]).tolist():",
+        "for number in ():",
     ),
     Mutant(
         "inserted delimiter passes",
         "compare",
         "tito_core.tokens.compare:Comparator.compare",
-        "if not np.array_equal(expected[marks], actual[other]):",
+        "ended = self._ended(expected, actual, marks, other, sampled)",
         """other = other[: len(marks)]
-        if not len(marks) == len(other) == sum(np.isin(expected[marks], actual[other])):""",
+        ended = [] if len(marks) == len(other) == sum(np.isin(expected[marks], actual[other])) else None""",
+    ),
+)
+
+# In the chat templates of Qwen: a fault that the checks must see in any family of Jinja templates.
+TEMPLATE_MUTANTS = (
+    TemplateMutant(
+        "old thoughts dropped",
+        "prefix",
+        "qwen3",
+        "{%- if preserving or (loop.index0 > asked.last and (loop.last or thought)) %}",
+        "{%- if loop.index0 > asked.last and (loop.last or thought) %}",
+    ),
+    TemplateMutant(
+        "empty block of the newest alone",
+        "prefix",
+        "qwen3",
+        "{%- if preserving or (",
+        "{%- if (preserving and (thought or loop.last)) or (",
+    ),
+    TemplateMutant(
+        "thought cut short",
+        "content",
+        "qwen3",
+        "thought.strip('\\n')",
+        "thought.strip('\\n')[:-1]",
+    ),
+    TemplateMutant(
+        "question stripped",
+        "content",
+        "qwen3",
+        "{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}",
+        "{{- '<|im_start|>' + message.role + '\\n' + content.strip() + '<|im_end|>\\n' }}",
+    ),
+    TemplateMutant(
+        "results apart",
+        "gate",
+        "qwen3",
+        "{{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' }}",
+        "{{- '<|im_start|>assistant' if loop.first or loop.previtem.role != 'tool' }}",
+    ),
+    TemplateMutant("schema sorted", "schema", "qwen3", "tool | tojson", "tool | tojson(sort_keys=true)"),
+    TemplateMutant(
+        "arguments escaped", "parse", "qwen3", "called.arguments | tojson }}", "called.arguments | string }}"
+    ),
+    TemplateMutant(
+        "mode ignored",
+        "thinking",
+        "qwen3",
+        "if enable_thinking is defined and enable_thinking is false }}",
+        "if enable_thinking is defined and false }}",
+    ),
+    TemplateMutant(
+        "no line end after a turn",
+        "seam",
+        "qwen3",
+        "{%- endfor %}\n        {{- '<|im_end|>\\n' }}",
+        "{%- endfor %}\n        {{- '<|im_end|>' }}",
+    ),
+    TemplateMutant(
+        "later system message folded away",
+        "gate",
+        "qwen35",
+        "{{- '<|im_start|>system\\n' + content + '<|im_end|>\\n' if not loop.first }}",
+        "",
+    ),
+    TemplateMutant(
+        "later system message refused",
+        "gate",
+        "qwen35",
+        "{%- if not (loop.first or preserving) %}",
+        "{%- if not loop.first %}",
+    ),
+    TemplateMutant(
+        "values stripped",
+        "content",
+        "qwen35",
+        "else value | string)",
+        "else value | string | trim)",
+    ),
+    TemplateMutant(
+        "effort at the end",
+        "prefix",
+        "qwen38",
+        "{%- if add_generation_prompt %}",
+        "{{- effort }}{%- if add_generation_prompt %}",
     ),
 )

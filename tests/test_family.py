@@ -47,7 +47,12 @@ FULL = family(
             tensor_parallel=8,
             environment={"A": "1"},
         ),
-        "plain": Recipe(speculative=None),
+        "plain": Recipe(
+            speculative=None,
+            max_running_requests=8,
+            arguments={"page-size": 1, "flag": True},
+            platforms={"rocm": {"arguments": {"page-size": 64}, "environment": {"A": "2"}}, "cpu": {}},
+        ),
     },
     recipe_rules=(Rule(name="rule", check="fake_families:family"),),
     peers={"renderers": None, "other": "fake"},
@@ -218,6 +223,37 @@ def test_every_type_is_frozen_and_refuses_an_unknown_key_by_its_name(kind: type[
     assert kind.model_validate_json(made.model_dump_json()) == made
 
 
+def test_a_recipe_holds_on_its_platform() -> None:
+    recipe = FULL.recipes["plain"]
+    rocm = Recipe(
+        speculative=None,
+        max_running_requests=8,
+        arguments={"page-size": 64, "flag": True},
+        environment={"A": "2"},
+    )
+    assert recipe.on("rocm") == rocm
+    assert recipe.on("cuda") == recipe.on("cpu") == recipe.model_copy(update={"platforms": {}})
+    assert rocm.on("cpu") == rocm
+
+
+@pytest.mark.parametrize(
+    ("platforms", "message"),
+    [
+        ({"tpu": {}}, "Input should be 'cuda', 'rocm' or 'cpu'"),
+        ({"rocm": {"speculative": {}}}, "Input should be 'arguments' or 'environment'"),
+        ({"rocm": {"environment": {"A": 1}}}, "Input should be a valid string"),
+        (
+            {"rocm": {"arguments": {"a": float("nan")}}},
+            "Value error, holds what JSON does not keep; write null, booleans, numbers, strings, lists and string keys",
+        ),
+    ],
+)
+def test_what_can_not_hold_on_a_platform(platforms: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Recipe.model_validate({"speculative": None, "platforms": platforms})
+    assert message in [problem["msg"] for problem in caught.value.errors()]
+
+
 def test_an_unknown_key_inside_is_named_with_its_place() -> None:
     raw = FULL.model_dump()
     raw["revisions"][1]["append_roles"]["end"] = []
@@ -316,6 +352,10 @@ WRONG_PARTS: list[tuple[Callable[[], object], str]] = [
     (
         lambda: Thinking(aliases=("a",), forward_as="a", default=True, modes=(False,)),
         "default True is not among modes [False]",
+    ),
+    (
+        lambda: Thinking(aliases=("a",), forward_as="a", default=False, modes=(False,), defaults={"0f": True}),
+        "defaults['0f'] True is not among modes [False]",
     ),
 ]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mutants import MUTANTS, Mutant, in_effect
+from mutants import MUTANTS, TEMPLATE_MUTANTS, Mutant, TemplateMutant, in_effect, printed
 from tito_core.families.registry import Registry
 from tito_core.verify import run
 from tito_core.verify.report import Report
@@ -52,6 +52,22 @@ def test_a_mutant_is_caught_by_its_check(
     assert not found[mutant.check]
     failure = next(failure for failure in report.failures if failure.check == mutant.check)
     assert failure.what
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize("family", sorted({mutant.family for mutant in TEMPLATE_MUTANTS}))
+def test_without_a_fault_in_its_template_every_check_holds(family: str) -> None:
+    report = run.verify(family, registry=Registry(), conversations=40, sessions=4, seed=1)
+    assert report.exit_code == 0
+    assert all(columns(report).values())
+
+
+@pytest.mark.parametrize("mutant", TEMPLATE_MUTANTS, ids=str)
+def test_a_template_mutant_is_caught_by_its_check(mutant: TemplateMutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SHRINK_SECONDS", 0.3)
+    with printed(mutant):
+        report = run.verify(mutant.family, registry=Registry(), conversations=40, sessions=4, seed=1)
+    assert not columns(report)[mutant.check], columns(report)
     assert report.exit_code == 1
 
 

@@ -138,7 +138,7 @@ BROKEN = {
     "template resolution that wants to see roles": (
         source("broken", "@hookimpl\ndef tito_resolve_template(family, append_roles): ..."),
         "defines tito_resolve_template with the argument append_roles, which it does not have; tito_resolve_template "
-        "takes family, checkpoint",
+        "takes family, checkpoint, package",
     ),
     "any arguments": (
         source("broken", "@hookimpl\ndef tito_append_roles(**family): ..."),
@@ -452,8 +452,16 @@ def test_a_refusal_of_the_request_is_no_fault_of_the_plugin(fakes: Fakes) -> Non
         ),
         (
             "native",
-            "the family odd renders with 'native', a Jinja template; this version of tito-core renders families with "
-            "an encoder ('package.module:Class') only",
+            "the family odd renders with the checkpoint's own chat template; name a checkpoint: model=, --model",
+        ),
+        (
+            "templates/x.jinja",
+            "the template fake_odd/templates/x.jinja can't be read: fake_odd is a single module; a plugin that ships "
+            "files must be a package, a directory fake_odd with the module and the file inside",
+        ),
+        (
+            "../x.jinja",
+            "the template fake_odd/../x.jinja is outside of the package; a plugin ships its files inside it",
         ),
     ],
 )
@@ -646,6 +654,6 @@ def test_a_vocabulary_of_a_single_module(fakes: Fakes) -> None:
     with pytest.raises(FamilyError) as caught:
         fakes.registry().load("whole")
     assert str(caught.value) == (
-        "the vocabulary tiny (fake_whole/tiny.json) can't be read: fake_whole is a single module; a plugin that ships a "
-        "vocabulary must be a package, a directory fake_whole with the module and the file inside"
+        "the vocabulary tiny (fake_whole/tiny.json) can't be read: fake_whole is a single module; a plugin that ships "
+        "files must be a package, a directory fake_whole with the module and the file inside"
     )

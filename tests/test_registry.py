@@ -285,6 +285,19 @@ def test_a_recipe_of_an_unknown_profile_names_the_known_ones(fakes: Fakes) -> No
         loaded.recipe(Deployment())
 
 
+ON_ROCM = (
+    "@hookimpl\ndef tito_speculative_recipe(): return Recipe(speculative=None, arguments={'a': 1}, "
+    "platforms={'rocm': {'arguments': {'a': 2}}})"
+)
+
+
+@pytest.mark.parametrize(("own", "override"), [(ON_ROCM, None), ("", ON_ROCM)])
+def test_a_recipe_is_answered_for_the_platform_that_is_asked_for(fakes: Fakes, own: str, override: str | None) -> None:
+    loaded = loaded_with(fakes, own, override)
+    assert loaded.recipe(Deployment()) == Recipe(speculative=None, arguments={"a": 1})
+    assert loaded.recipe(Deployment(platform="rocm")) == Recipe(speculative=None, arguments={"a": 2})
+
+
 def test_a_revision_with_roles_of_its_own_is_narrowed_by_an_override_too(fakes: Fakes) -> None:
     narrow = "@hookimpl\ndef tito_append_roles(family): return family.append_roles.narrowed({'tool'})"
     loaded = loaded_with(fakes, "", narrow)

@@ -14,7 +14,7 @@ from hypothesis import find, given, seed, settings
 
 import tito_core
 from mutants import MUTANTS, in_effect
-from tito_core import AppendRoles, Codec, Encoder
+from tito_core import AppendRoles, Codec, Deployment, Encoder, Recipe, Rule
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import CheckpointError, FamilyError, UnknownFamilyError
 from tito_core.families.registry import Registry
@@ -275,6 +275,41 @@ def test_a_plugins_own_fault_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch
         "TemplateError: the template tito_deepseek.v32_encoding:V32Encoding failed to render: KeyError: 'lost'"
     )
     assert "sessions" in whats
+
+
+def too_wide(recipe: Recipe, deployment: Deployment) -> str | None:
+    """A rule of a family."""
+    size = recipe.arguments.get("size", 0)
+    return f"size {size} is more than 8 in {deployment.profile}" if size > 8 else None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        (Recipe(speculative=None, arguments={"size": 8}), None),
+        (
+            Recipe(speculative=None, arguments={"size": 9}),
+            "the recipe 'p' breaks the rule 'width' on cuda: size 9 is more than 8 in p",
+        ),
+        (
+            Recipe(speculative=None, platforms={"rocm": {"arguments": {"size": 16}}}),
+            "the recipe 'p' breaks the rule 'width' on rocm: size 16 is more than 8 in p",
+        ),
+    ],
+)
+def test_a_recipe_that_breaks_a_rule_of_its_family(recipe: Recipe, why: str | None) -> None:
+    whole, rules = codec(), (Rule(name="width", check=f"{__name__}:too_wide"),)
+    loaded = whole.loaded._declaring(recipes={"p": recipe}, recipe_rules=rules, known_issues=())
+    made = Codec(loaded, whole.encoder, whole.template, whole.revision, whole.origin)
+    check = next(check for check in CHECKS if check.name == "recipe")
+    assert check.once is not None
+    bench = Bench(made, made.append_roles, 0)
+    if why is None:
+        assert check.once(bench) == 3
+        return
+    with pytest.raises(Broken) as caught:
+        check.once(bench)
+    assert caught.value.what == why
 
 
 def test_what_can_not_be_verified_raises() -> None:

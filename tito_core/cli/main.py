@@ -29,6 +29,7 @@ INTERRUPTED: Final = 130
 _COMMANDS: Final = {
     "families": "List the installed families.",
     "show": "Show what a family declares.",
+    "template": "Print a family's chat template.",
     "doctor": "Diagnose every installed plugin.",
     "verify": "Prove that a family keeps its promises.",
 }

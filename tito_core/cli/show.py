@@ -26,14 +26,14 @@ __all__ = ["command"]
 def command(family: str, as_json: bool) -> None:
     """Show what FAMILY declares: models, template, append roles, vocabularies."""
     from tito_core.cli.output import console, emit, emit_json, grid
-    from tito_core.families.family import Deployment
+    from tito_core.families.family import NATIVE, Deployment
     from tito_core.families.registry import default_registry
 
     with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no part of the answer
         loaded = default_registry.family(family)
         declared, info = loaded.declaration, loaded.info
         loaded.thinking(())
-        template = loaded.template()
+        template = None if declared.template == NATIVE else loaded.template()
         recipes = {profile: loaded.recipe(Deployment(profile=profile)) for profile in declared.recipes}
         roles = [
             (f"of revision {one.name}", loaded.append_roles(one)) for one in declared.revisions if one.append_roles
@@ -42,7 +42,7 @@ def command(family: str, as_json: bool) -> None:
     if as_json:
         emit_json(
             **info._asdict(),
-            template=template.model_dump(mode="json"),
+            template=template and template.model_dump(mode="json", include={"kind", "reference", "sha256"}),
             append_roles=roles[0][1].model_dump(mode="json"),
             recipes={profile: recipe.model_dump(mode="json") for profile, recipe in recipes.items()},
             overrides=loaded.overrides,
@@ -56,13 +56,16 @@ def command(family: str, as_json: bool) -> None:
         emit(out, "", _roles(title, rules))
 
 
-def _facts(loaded: LoadedFamily, template: Template, recipes: Mapping[str, Recipe]) -> list[tuple[str, str]]:
+def _facts(loaded: LoadedFamily, template: Template | None, recipes: Mapping[str, Recipe]) -> list[tuple[str, str]]:
     """Label and value; a label is said once, for the first of its values."""
     family = loaded.declaration
     facts: list[tuple[str, list[str]]] = [
         ("models", [", ".join(family.models)]),
         ("model types", [", ".join(family.model_types)]),
-        ("template", [template.reference, f"sha256 {template.sha256}"]),
+        (
+            "template",
+            [template.reference, f"sha256 {template.sha256}"] if template else ["the checkpoint's own chat template"],
+        ),
         ("overrides", list(loaded.overrides)),
         ("kwargs", [", ".join(family.kwargs)] if family.kwargs else []),
         ("fixed kwargs", [_pairs(family.fixed_kwargs)] if family.fixed_kwargs else []),

@@ -34,6 +34,7 @@ _LABELS: Final = {
     "special_token_type": "type",
     "non_assistant_text": "text",
     "assistant_text": "assistant",
+    "end_token": "end token",
 }
 """What the comparator's kinds are called in a table, the last being the soft one."""
 
@@ -230,7 +231,9 @@ def print_report(report: Report, out: Console) -> None:
         )
     )
     emit(out, "", grid(rows, headings=(_label("check"), "promise", "cases", "tokens", "result"), right=(2, 3)))
-    counts = "  ".join(_count(kind, number) for kind, number in sessions.mismatches.items())
+    counts = "  ".join(
+        _count(kind, number) for kind, number in sessions.mismatches.items() if number or kind != "end_token"
+    )
     actions = ", ".join(f"{plain(name.replace('_', ' '))} {number:,}" for name, number in sessions.actions.items())
     emit(out, grid([(_label("mismatches"), counts), (_label("driven"), actions or "nothing"), *_engine(report)]))
     taken: set[str] = set()
@@ -265,7 +268,7 @@ def _label(name: str) -> str:
 
 
 def _count(kind: str, number: int) -> str:
-    return f"{_LABELS.get(kind, kind)} {number:,}{' (soft)' if kind == 'assistant_text' else ''}"
+    return f"{_LABELS.get(kind, kind)} {number:,}{' (soft)' if kind in ('assistant_text', 'end_token') else ''}"
 
 
 def _verdict(report: Report) -> str:

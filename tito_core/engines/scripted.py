@@ -37,7 +37,8 @@ _SPLIT: Final = 0.15
 class ScriptedEngine:
     """Says messages in sampled-looking ids, for one codec. Not safe to share between threads.
 
-    `stopped` is the share of its own replies that a stop string ends, without a stop token.
+    `stopped` is the share of its own replies that a stop string ends, without a stop token, and `otherwise` that which
+    ends on another stop token than the template prints, where the family has several.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class ScriptedEngine:
         stopped: float = 0.0,
         garbled: float = 0.0,
         silent: float = 0.0,
+        otherwise: float = 0.0,
     ) -> None:
         self._codec = codec
         self._random = random.Random(seed)
         self._canonical, self._stopped, self._garbled, self._silent = canonical, stopped, garbled, silent
+        self._otherwise = otherwise if codec.family.boundary.stop[1:] else 0.0
 
     def complete(self, request: Request, *, max_tokens: int = 4096, calling: bool = True) -> Completion:
         """Samples a reply of its own to a request: thoughts where thinking is on, calls where tools were offered.
@@ -70,6 +73,7 @@ class ScriptedEngine:
             max_tokens=max_tokens,
             stop="" if self._stopped and self._random.random() < self._stopped else None,
             without=self._random.randint(1, 12) if garbled else 0,
+            ending=self._ending(),
         )
         cut = made.finish_reason == "length"
         if reads and (garbled or cut or self._random.random() < self._silent):
@@ -100,11 +104,13 @@ class ScriptedEngine:
         max_tokens: int = 4096,
         stop: str | None = None,
         without: int = 0,
+        ending: str | None = None,
     ) -> Completion:
         """A completion whose text is the template's print of `message`.
 
         Cut after `max_tokens` ids. With `stop`, a stop string ended it, an unnamed one where it is empty: the stop token
-        was not sampled. `without`: so many ids before the stop token were not sampled either.
+        was not sampled. `without`: so many ids before the stop token were not sampled either. `ending`: the stop token
+        that is sampled in place of the printed one.
         """
         ids = self._sampled(message, decision)
         ids = np.concatenate((ids[: max(1, len(ids) - 1 - without)], ids[-1:])) if without else ids
@@ -112,11 +118,18 @@ class ScriptedEngine:
         stops = [self._codec.encoder.token_id(token) for token in self._codec.family.boundary.stop]
         if stop is not None and int(ids[-1]) in stops and len(ids) > 1:
             ids = ids[:-1]
+        elif ending is not None and int(ids[-1]) in stops:
+            ids[-1] = dict(zip(self._codec.family.boundary.stop, stops, strict=True))[ending] or ids[-1]
         if len(ids) > max_tokens:
             ids, finish = ids[:max_tokens], "length"
         logprobs = np.array([-self._random.random() for _ in range(len(ids))], dtype=np.float32)
         identity = f"scripted-{self._random.getrandbits(64):016x}"
         return Completion(ids, logprobs, finish, stop=stop or None, message=message, id=identity)
+
+    def _ending(self) -> str | None:
+        if self._otherwise and self._random.random() < self._otherwise:
+            return self._random.choice(self._codec.family.boundary.stop[1:])
+        return None
 
     def _sampled(self, message: dict[str, Any] | Message, decision: ThinkingDecision) -> Ids:
         asked = Message("user", "0")

@@ -26,13 +26,23 @@ __all__: list[str] = []
 
 
 @hookimpl
-def tito_resolve_template(family: Family, checkpoint: Checkpoint | None) -> Template | None:
-    if family.template == NATIVE or ":" not in family.template:
-        raise FamilyError(
-            f"the family {family.name} renders with {family.template!r}, a Jinja template; this version of tito-core "
-            "renders families with an encoder ('package.module:Class') only"
-        )
-    return Template.of_encoder(family.template)
+def tito_resolve_template(family: Family, checkpoint: Checkpoint | None, package: str) -> Template:
+    if family.template == NATIVE:
+        if checkpoint is None:
+            raise FamilyError(
+                f"the family {family.name} renders with the checkpoint's own chat template; name a checkpoint: model=, "
+                "--model"
+            )
+        if checkpoint.chat_template is None:
+            raise FamilyError(
+                f"the family {family.name} renders with the checkpoint's own chat template, and {checkpoint.path} has "
+                "none, neither as chat_template.jinja nor in tokenizer_config.json"
+            )
+        file = str(checkpoint.path / checkpoint.chat_template_file)
+        return Template.of_text(checkpoint.chat_template, file, checkpoint.special_tokens)
+    if ":" in family.template:
+        return Template.of_encoder(family.template)
+    return Template.of_file(package, family.template)
 
 
 @hookimpl
@@ -80,10 +90,11 @@ def tito_forward_thinking(family: Family, layers: tuple[Layer, ...]) -> Thinking
             f"{_word(thinking.modes[0])} only",
             key=thinking.forward_as,
         )
+    mode = {thinking.forward_as: enabled}
     return ThinkingDecision(
         enabled=enabled,
-        render_kwargs={**family.fixed_kwargs, **others, thinking.forward_as: enabled},
-        forward_kwargs={**others, thinking.forward_as: enabled},
+        render_kwargs={**family.fixed_kwargs, **others, **(mode if len(thinking.modes) > 1 else {})},
+        forward_kwargs={**others, **mode},
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tito_core.errors import FamilyError
 from tito_core.families import hooks
-from tito_core.families.family import load_reference
+from tito_core.families.family import NATIVE, load_reference
 from tito_core.families.installed import info_of, requires_core
 from tito_core.families.registry import LoadedFamily, Registry
 
@@ -161,7 +161,9 @@ def _use(loaded: LoadedFamily) -> None:
         if reference is not None and not callable(found := load_reference(reference)):
             raise FamilyError(f"{reference} is a value of type {type(found).__name__}; it must be a function")
     for vocabulary in family.vocabularies:
-        load_vocabulary(loaded.info.module.partition(".")[0], vocabulary)
+        load_vocabulary(loaded.package, vocabulary)
+    if family.template == NATIVE:
+        return
     made, kwargs = renderer(loaded.template()), loaded.thinking(()).render_kwargs
     for revision in family.revisions:
         made.render(normalise([{"role": "user", "content": "0"}]), tools=(), kwargs={**revision.kwargs, **kwargs})

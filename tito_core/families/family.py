@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.resources
+import importlib.util
 import inspect
 import json
 import re
@@ -56,11 +58,15 @@ __all__ = [
     "ThinkingDecision",
     "Vocabulary",
     "load_reference",
+    "packaged",
 ]
 
 Role = Literal["tool", "user", "system", "assistant"]
 APPEND_ROLES: tuple[Role, ...] = ("tool", "user", "system", "assistant")
 """The whole universe of roles that can be appended after a turn."""
+
+Part = Literal["system", "user", "tool", "assistant", "reasoning"]
+"""What of a message a template may trim: the content of one role, or an assistant's reasoning."""
 
 NATIVE = "native"
 """The `template` of a family that renders with the checkpoint's own chat template."""
@@ -114,6 +120,21 @@ def load_reference(reference: str) -> Any:
         return getattr(importlib.import_module(module), name)
 
 
+def packaged(package: str, file: str, where: str) -> bytes:
+    """A file of a plugin's package, by its path inside it. Raises FamilyError, which calls it `where`."""
+    if Path(file).is_absolute() or ".." in Path(file).parts:
+        raise FamilyError(f"{where} is outside of the package; a plugin ships its files inside it")
+    if (spec := importlib.util.find_spec(package)) is not None and spec.submodule_search_locations is None:
+        raise FamilyError(
+            f"{where} can't be read: {package} is a single module; a plugin that ships files must be a package, a "
+            f"directory {package} with the module and the file inside"
+        )
+    try:
+        return importlib.resources.files(package).joinpath(file).read_bytes()
+    except (ImportError, OSError) as cause:
+        raise FamilyError(f"{where} can't be read: {cause}; install the plugin again") from cause
+
+
 def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
     raise TypeError("declared data is read-only; change a copy of it, as dict(...) and list(...) make")
 
@@ -160,6 +181,7 @@ def _json(value: dict[str, Any]) -> dict[str, Any]:
 JsonObject = Annotated[dict[str, Any], AfterValidator(_json), FROZEN]
 """Free-form data of a declaration: the same after a trip through JSON."""
 
+Platform = Literal["cuda", "rocm", "cpu"]
 Reference = Annotated[str, AfterValidator(_reference)]
 Roles = Annotated[frozenset[Role], PlainSerializer(sorted, return_type=list[str])]
 
@@ -245,7 +267,9 @@ class Thinking(Declaration):
 
     `aliases` are the template kwargs that mean the mode; they are one group, and a higher layer replaces it whole.
     `forward_as` is the one name under which it is rendered and sent. `words` gives an alias the strings that it
-    takes beside true and false. A family without a thinking mode declares `modes=(default,)`.
+    takes beside true and false. A family without a thinking mode declares `modes=(default,)`: engines are told,
+    and its template, which has no such switch, is not. `defaults` holds the default of checkpoints whose own chat
+    template, named by its sha256, means another one where nothing is said.
     """
 
     aliases: tuple[str, ...]
@@ -253,6 +277,7 @@ class Thinking(Declaration):
     default: StrictBool
     words: Annotated[dict[str, dict[str, StrictBool]], FROZEN] = {}
     modes: tuple[StrictBool, ...] = (True, False)
+    defaults: Annotated[dict[str, StrictBool], FROZEN] = {}
 
     @model_validator(mode="after")
     def _whole(self) -> Thinking:
@@ -260,8 +285,12 @@ class Thinking(Declaration):
             raise ValueError(f"forward_as {self.forward_as!r} must be one of the aliases {list(self.aliases)}")
         if stray := set(self.words) - set(self.aliases):
             raise ValueError(f"words names {sorted(stray)}, which are not aliases")
-        if self.default not in self.modes:
-            raise ValueError(f"default {self.default} is not among modes {list(self.modes)}")
+        for what, default in (
+            ("default", self.default),
+            *((f"defaults[{key!r}]", self.defaults[key]) for key in self.defaults),
+        ):
+            if default not in self.modes:
+                raise ValueError(f"{what} {default} is not among modes {list(self.modes)}")
         return self
 
 
@@ -383,19 +412,43 @@ class Speculative(Declaration):
 
 
 class Recipe(Declaration):
-    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation."""
+    """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation.
+
+    `arguments` are further ones of the engine, by their long names without dashes in front; true is a bare flag.
+    """
 
     speculative: Speculative | None
     tensor_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
     data_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
+    max_running_requests: int | None = Field(default=None, ge=1)
+    arguments: JsonObject = {}
     environment: Annotated[dict[str, str], FROZEN] = {}
     source: str = ""
+    platforms: Annotated[dict[Platform, dict[Literal["arguments", "environment"], JsonObject]], FROZEN] = {}
+    """What holds on one platform only, over `arguments` and `environment`; a family asked for a recipe answers `on` it."""
+
+    @model_validator(mode="after")
+    def _everywhere(self) -> Recipe:
+        for platform in self.platforms:
+            self.on(platform)
+        return self
+
+    def on(self, platform: Platform) -> Recipe:
+        """The recipe for one platform, with what holds there only among the rest."""
+        if not self.platforms:
+            return self
+        extras = self.platforms.get(platform, {})
+        both = {name: {**getattr(self, name), **extras.get(name, {})} for name in ("arguments", "environment")}
+        return self.model_copy(update={**both, "platforms": {}})
 
 
 class Rule(Declaration):
-    """A named check of a recipe: a reference to a function, so that a declaration stays data."""
+    """A named check of a recipe: a reference to a function, so that a declaration stays data.
+
+    It is called as `check(recipe, deployment)`, and answers why the recipe can't be served, or None.
+    """
 
     name: str
     check: Reference
@@ -406,7 +459,7 @@ class Deployment(Declaration):
 
     engine: str = "sglang"
     version: str | None = None
-    platform: Literal["cuda", "rocm", "cpu"] = "cuda"
+    platform: Platform = "cuda"
     nodes: int = Field(default=1, ge=1)
     profile: str = "default"
     overrides: JsonObject = {}
@@ -464,14 +517,17 @@ class ThinkingDecision(Declaration):
 
 
 class Template(Declaration):
-    """A resolved template. `reference` is where it came from: `package.module:Class`, a Jinja file, or a checkpoint.
+    """A resolved template. `reference` is where it came from: `package.module:Class`, or the path of a Jinja file.
 
-    `sha256` is that of the source file: what a report records.
+    `sha256` is that of the source file: what a report records. `source` is a Jinja file's text; `special_tokens` are
+    the control tokens that it may read, `bos_token` and its like.
     """
 
     kind: Literal["encoder", "jinja"]
     reference: str
     sha256: str
+    source: str = Field(default="", repr=False)
+    special_tokens: Annotated[dict[str, str], FROZEN] = {}
 
     @classmethod
     def of_encoder(cls, reference: str) -> Template:
@@ -486,6 +542,21 @@ class Template(Declaration):
             source = Path(str(inspect.getsourcefile(found))).read_bytes()
         return cls(kind="encoder", reference=reference, sha256=hashlib.sha256(source).hexdigest())
 
+    @classmethod
+    def of_file(cls, package: str, file: str) -> Template:
+        """The Jinja template in the file of a package, by its path inside it. Raises FamilyError."""
+        where = f"the template {package}/{file}"
+        data = packaged(package, file, where)
+        with blaming(f"{where} can't be read", FamilyError):
+            return cls.of_text(data.decode(), f"{package}/{file}")
+
+    @classmethod
+    def of_text(cls, source: str, reference: str, special_tokens: Mapping[str, str] | None = None) -> Template:
+        """The Jinja template of this text, which was found at `reference`."""
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        tokens = dict(special_tokens or {})
+        return cls(kind="jinja", reference=reference, sha256=digest, source=source, special_tokens=tokens)
+
 
 class Checkpoint(Declaration):
     """A directory in Hugging Face layout, as far as choosing a template needs it."""
@@ -493,6 +564,12 @@ class Checkpoint(Declaration):
     path: Path
     model_type: str | None = None
     chat_template: str | None = None
+    chat_template_file: str = "chat_template.jinja"
+    special_tokens: Annotated[dict[str, str], FROZEN] = {}
+
+    @property
+    def chat_template_sha256(self) -> str | None:
+        return None if self.chat_template is None else hashlib.sha256(self.chat_template.encode()).hexdigest()
 
 
 class Family(Declaration):
@@ -503,6 +580,8 @@ class Family(Declaration):
     `kwargs` are further template kwargs that a caller may give. `split_pattern` is one regular expression that
     splits text as the vocabulary's own pre-tokenizer does: it is checked against it at load, and only makes it faster.
     `response_parser` names the function that reads a completion back as a message: a `responses.parse.ResponseParser`.
+    `trims` are the parts of a message that the template prints without the white space at their edges. `schemas` says how
+    it prints a tool's: whole, as JSON, or name by name, in a form of its own.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_.-]*$")
@@ -519,6 +598,8 @@ class Family(Declaration):
     chat_template_sha256: Annotated[dict[str, str], FROZEN] = {}
     split_pattern: str | None = None
     response_parser: Reference | None = None
+    trims: Annotated[frozenset[Part], PlainSerializer(sorted, return_type=list[str])] = frozenset()
+    schemas: Literal["json", "own"] = "json"
     parsers: Annotated[dict[str, Parsers], FROZEN] = {}
     recipes: Annotated[dict[str, Recipe], FROZEN] = {}
     recipe_rules: tuple[Rule, ...] = ()
@@ -565,6 +646,23 @@ class Family(Declaration):
                     raise ValueError(f"the template kwarg {key!r} is in {owner[key]} and in {what}; it belongs in one")
                 owner[key] = what
         return self
+
+    def check_parsers(self, engine: str, *, reasoning: str | None, tool_call: str | None) -> None:
+        """Raises FamilyError where an engine parses with others than this family's: it would read no calls, or no
+        thoughts, in what the model says. An engine that the family says nothing about may have any."""
+        declared = self.parsers.get(engine)
+        for what, ours, theirs in (
+            ("reasoning", declared and declared.reasoning, reasoning),
+            ("tool call", declared and declared.tool_call, tool_call),
+        ):
+            if declared and ours != theirs:
+                raise FamilyError(
+                    f"{engine} reads {self.name} with the {what} parser {ours or 'none'}, and this one has {theirs or 'none'}; "
+                    "start it with the family's own",
+                    engine=engine,
+                    found=theirs,
+                    declared=ours,
+                )
 
     def revision(self, name: str | None) -> Revision:
         """The revision of that name; the first where it is None. Raises KeyError with the known names."""

@@ -54,10 +54,11 @@ def tito_family() -> Family:
 
 
 @hookspec
-def tito_resolve_template(family: Family, checkpoint: Checkpoint | None) -> Template | None:
+def tito_resolve_template(family: Family, checkpoint: Checkpoint | None, package: str) -> Template | None:
     """Template resolution: the one template of a family. It never sees append roles.
 
-    `checkpoint` is None where the family's reference vocabulary is used.
+    `checkpoint` is None where the family's reference vocabulary is used. `package` is the import name of the plugin's
+    package, where its files are.
     """
 
 

@@ -27,6 +27,7 @@ from tito_core.errors import FamilyError, PluginError, TitoError, UnknownFamilyE
 from tito_core.families import defaults, hooks
 from tito_core.families.contract import hooks_of
 from tito_core.families.family import (
+    NATIVE,
     AppendRoles,
     Case,
     Checkpoint,
@@ -86,9 +87,23 @@ class LoadedFamily:
     def name(self) -> str:
         return self.declaration.name
 
+    @property
+    def package(self) -> str:
+        """The import name of the plugin's package."""
+        return self.info.module.partition(".")[0]
+
     def with_append_roles(self, roles: AppendRoles) -> LoadedFamily:
         """The same family declaring other append roles: what a check asks to see that nothing else depends on them."""
-        declaration = self.declaration.model_copy(update={"append_roles": roles})
+        return self._declaring(append_roles=roles)
+
+    def on(self, checkpoint: Checkpoint) -> LoadedFamily:
+        """The same family with the thinking default that a checkpoint's own chat template has."""
+        thinking = self.declaration.thinking
+        default = thinking.defaults.get(checkpoint.chat_template_sha256 or "", thinking.default)
+        return self._declaring(thinking=thinking.model_copy(update={"default": default}))
+
+    def _declaring(self, **fields: Any) -> LoadedFamily:
+        declaration = self.declaration.model_copy(update=fields)
         other = LoadedFamily(self.info, self._provider, declaration, self._registry)
         other._overridden = self._overridden
         return other
@@ -100,7 +115,7 @@ class LoadedFamily:
 
     def template(self, checkpoint: Checkpoint | None = None) -> Template:
         """The family's template. Raises FamilyError where nobody can name one."""
-        answer = self._ask("tito_resolve_template", Template, checkpoint=checkpoint)
+        answer = self._ask("tito_resolve_template", Template, checkpoint=checkpoint, package=self.package)
         assert answer is not None
         return answer
 
@@ -137,12 +152,12 @@ class LoadedFamily:
         return narrow
 
     def recipe(self, deployment: Deployment) -> Recipe:
-        """The recipe for a deployment. Raises FamilyError where the family has no such profile."""
+        """The recipe for a deployment, on its platform. Raises FamilyError where the family has no such profile."""
         answer = self._ask("tito_speculative_recipe", Recipe, deployment=deployment)
         if answer is None:
             known = ", ".join(self.declaration.recipes) or "none"
             raise FamilyError(f"{self.name} has no recipe of the profile {deployment.profile!r}; known: {known}")
-        return answer
+        return answer.on(deployment.platform)
 
     def cases(self) -> tuple[Case, ...]:
         """The conversations that the family itself brings to a verification. Raises PluginError."""
@@ -154,7 +169,8 @@ class LoadedFamily:
 
     def probe(self) -> None:
         """Asks every question once, as `tito doctor` does. Raises what the first bad answer raises."""
-        self.template()
+        if self.declaration.template != NATIVE:
+            self.template()
         self.thinking(())
         for revision in self.declaration.revisions:
             self.append_roles(revision)

@@ -33,14 +33,19 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. `function` is what templates print: the function of SGLang 0.5.23's `Tool(**t).model_dump()`."""
+    """One tool. `function` is what encoders print: the function of SGLang 0.5.23's `Tool(**t).model_dump()`."""
 
     function: dict[str, Any]
     type: str = "function"
+    defer_loading: bool | None = None
 
     @property
     def name(self) -> str:
         return str(self.function["name"])
+
+    def dump(self) -> dict[str, Any]:
+        """The whole dump, which a Jinja template is given."""
+        return {"type": self.type, "function": self.function, "defer_loading": self.defer_loading}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +290,9 @@ def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
     kind = tool.get("type", "function")
     if not isinstance(kind, str):
         raise MessageError(f"{at} has the type {kind!r}; it must be a string", **place)
-    deferred = function.get("defer_loading")
+    deferred, outer = function.get("defer_loading"), tool.get("defer_loading")
     if deferred is None:
-        deferred = tool.get("defer_loading")
+        deferred = outer
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str):
         raise MessageError(f"{at} has the name {name!r}; it must be a string", **place)
@@ -295,7 +300,7 @@ def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
         raise MessageError(
             f"{at} ({name}) has a description of type {type(description).__name__}; it must be a string", **place
         )
-    for key, flag in (("strict", strict), ("defer_loading", deferred)):
+    for key, flag in (("strict", strict), ("defer_loading", deferred), ("defer_loading", outer)):
         if flag is not None and not isinstance(flag, bool):
             raise MessageError(f"{at} ({name}) has {key} {flag!r}; it must be true or false", **place)
     known: dict[str, Any] = {
@@ -310,7 +315,7 @@ def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
             del known[key]
     order = [key for key in function if key in known]
     ordered = {key: known[key] for key in [*order, *(key for key in known if key not in order)]}
-    return Tool(_json(ordered, f"{at} ({name})", **place), kind)
+    return Tool(_json(ordered, f"{at} ({name})", **place), kind, outer)
 
 
 def _results_in_call_order(messages: list[Message], after: Message | None, start: int) -> tuple[Message, ...]:

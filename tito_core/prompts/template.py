@@ -90,10 +90,10 @@ class _Guarded:
 
 def renderer(template: Template) -> Renderer:
     """The renderer that a resolved template names. Raises TemplateError where it is none."""
-    if template.kind != "encoder":
-        raise TemplateError(
-            f"the template {template.reference} is a Jinja file; this version renders families with an encoder only"
-        )
+    if template.kind == "jinja":
+        from tito_core.prompts.jinja import JinjaRenderer  # which imports this module
+
+        return JinjaRenderer(template.source, template.reference, template.special_tokens)
     found = load_reference(template.reference)
     if not isinstance(found, type) or not callable(getattr(found, "render", None)):
         raise TemplateError(f"the template {template.reference} is not a class with a render method")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tito_core.errors import CheckpointError, EncodingError, FamilyError
-from tito_core.families.family import AppendRoles, Family, Revision, Template, ThinkingDecision
+from tito_core.families.family import AppendRoles, Checkpoint, Family, Revision, Template, ThinkingDecision
 from tito_core.families.registry import LoadedFamily
 from tito_core.prompts import gate
 from tito_core.prompts.messages import Message, Tool, normalise, normalise_tools
@@ -33,13 +33,17 @@ Tools = Sequence[Mapping[str, Any] | Tool]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a codec's vocabulary is from, for a report: a shipped one by its name, or a checkpoint directory."""
+    """Where a codec's vocabulary is from, for a report: a shipped one by its name, or a checkpoint directory.
+
+    `checkpoint` is what its template was chosen by; None for a shipped one.
+    """
 
     vocabulary: str
     title: str
     sha256: str
     stands_in_for: str | None
     warnings: tuple[str, ...]
+    checkpoint: Checkpoint | None = None
 
 
 class Codec:
@@ -80,15 +84,15 @@ class Codec:
         if model is not None:
             checkpoint = checkpoints.read(model)
             checkpoints.check_model_type(family, checkpoint)
+            loaded = loaded.on(checkpoint)
             try:
                 encoder = Encoder.from_checkpoint(checkpoint.path, split_pattern=family.split_pattern)
             except EncodingError as cause:
                 raise CheckpointError(str(cause), **cause.where) from cause
             warnings = checkpoints.accept(family, checkpoint, encoder)
-            origin = Origin("checkpoint", str(checkpoint.path), encoder.sha256, None, tuple(warnings))
+            origin = Origin("checkpoint", str(checkpoint.path), encoder.sha256, None, tuple(warnings), checkpoint)
             return cls(loaded, encoder, loaded.template(checkpoint), rendering, origin)
-        package = loaded.info.module.partition(".")[0]
-        encoder = Encoder.from_json(load_vocabulary(package, shipped), split_pattern=family.split_pattern)
+        encoder = Encoder.from_json(load_vocabulary(loaded.package, shipped), split_pattern=family.split_pattern)
         checkpoints.check_control_tokens(family, encoder, f"the vocabulary {shipped.name}", ids=False)
         origin = Origin(shipped.name, shipped.title, encoder.sha256, shipped.stands_in_for, ())
         return cls(loaded, encoder, loaded.template(None), rendering, origin)

@@ -1,4 +1,4 @@
-"""The comparator: four kinds of mismatch between two id sequences, found at the family's own delimiters."""
+"""The comparator: kinds of mismatch between two id sequences, found at the family's own delimiters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ from tito_core.tokens.encoder import Encoder, IdSpan
 
 __all__ = ["FAULTS", "KINDS", "Comparator", "Kind", "Mismatch"]
 
-Kind = Literal["special_token_count", "special_token_type", "non_assistant_text", "assistant_text"]
-KINDS: tuple[Kind, ...] = ("special_token_count", "special_token_type", "non_assistant_text", "assistant_text")
+Kind = Literal["special_token_count", "special_token_type", "non_assistant_text", "assistant_text", "end_token"]
+KINDS: tuple[Kind, ...] = (
+    "special_token_count",
+    "special_token_type",
+    "non_assistant_text",
+    "assistant_text",
+    "end_token",
+)
 FAULTS: tuple[Kind, ...] = KINDS[:3]
-"""The kinds that must be zero. `assistant_text` is soft: the sampled ids differ from the canonical ones."""
+"""The kinds that must be zero. `assistant_text` is soft: the sampled ids differ from the canonical ones; so is
+`end_token`: a turn ended on another of the family's stop tokens than the one that the template prints, and keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +96,13 @@ class Comparator:
         if sampled is not None:
             other = self._undisputed(actual, other, sampled)
             marks = _aligned(marks, other, spans, sampled)
-        if not np.array_equal(expected[marks], actual[other]):
+        ended = self._ended(expected, actual, marks, other, sampled)
+        if ended is None:
             return [self._structural(expected, actual, marks, other, spans)]
-        found = []
+        found = [
+            self._mismatch("end_token", 2 * number, at, expected[at : at + 1], actual[there : there + 1], spans)
+            for number, at, there in ended
+        ]
         ranges = iter(sampled or ())
         following = next(ranges, None)
         for number, (one, two) in enumerate(zip(self._runs(expected, marks), self._runs(actual, other), strict=True)):
@@ -110,6 +121,35 @@ class Comparator:
                 if not np.array_equal(run, run_of_actual):
                     kind: Kind = "assistant_text" if half else "non_assistant_text"
                     found.append(self._mismatch(kind, 2 * number + half, start, run, run_of_actual, spans))
+        return found
+
+    def _ended(
+        self,
+        expected: Ids,
+        actual: Ids,
+        marks: npt.NDArray[np.intp],
+        other: npt.NDArray[np.intp],
+        sampled: Sequence[tuple[int, int]] | None,
+    ) -> list[tuple[int, int, int]] | None:
+        """Where an assistant's turn ends on two different stop tokens: the segment, and the place in either sequence.
+
+        None where the delimiters differ otherwise.
+        """
+        if len(marks) != len(other):
+            return None
+        found = []
+        for number in np.flatnonzero(expected[marks] != actual[other]).tolist():
+            at, there = int(marks[number]), int(other[number])
+            if not {int(expected[at]), int(actual[there])} <= self._stop:
+                return None
+            if sampled is None:
+                begins = int(other[number - 1]) if number else -1
+                said = begins >= 0 and self._header(actual[begins + 1 : there], int(actual[begins])) is not None
+            else:
+                said = any(end == there + 1 for _, end in sampled)
+            if not said:
+                return None
+            found.append((number, at, there))
         return found
 
     def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
@@ -132,13 +172,17 @@ class Comparator:
         """What was printed before `begins`, and what was sampled from there on, with what closes it if it was cut."""
         prefix, said = actual[two.start : begins], one.start + begins - two.start
         missing = expected[said : one.said]  # an opener that the template prints, unless the model sampled it
-        if not np.array_equal(expected[one.start : said], prefix) or not np.array_equal(
-            missing, actual[begins : begins + len(missing)]
-        ):
+        if not np.array_equal(expected[one.start : said], prefix):
+            said, run, data = one.said, expected[one.start : one.end], self._encoder.decode_bytes(prefix)
+            if self._encoder.decode_bytes(run[: len(data)]).startswith(data):
+                # The end of what was printed became one token with the text.
+                said = one.start + self._within(run, len(data))
+                begins = two.start + self._within(prefix, self._size(run, said - one.start))
+            elif not len(self._openers):
+                # A message that doesn't fit the mode: what the template prints after the header hangs on the message.
+                begins = min(begins, two.said)
+        elif not np.array_equal(missing, actual[begins : begins + len(missing)]):
             said = one.said
-            whole = self._encoder.decode_bytes(expected[one.start : said + 1])
-            if whole.startswith(self._encoder.decode_bytes(prefix)):  # the header's end and the text became one token
-                begins = two.start + self._within(prefix, self._size(expected[one.start :], said - one.start))
         return [(one.start, said, two.start, begins), (said, one.end, begins, two.end)]
 
     def _undisputed(

@@ -23,8 +23,6 @@ import random
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
-from importlib.util import find_spec
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -35,7 +33,7 @@ import tiktoken
 from tokenizers import Tokenizer, normalizers, processors
 
 from tito_core.errors import CheckpointError, EncodingError, FamilyError
-from tito_core.families.family import Vocabulary
+from tito_core.families.family import Vocabulary, packaged
 from tito_core.prompts.template import Rendered, Source, Span
 
 __all__ = ["Encoded", "Encoder", "IdSpan", "Ids", "Mode", "load_vocabulary"]
@@ -691,18 +689,13 @@ def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
     `package` is the plugin's import name. Raises FamilyError.
     """
     where = f"the vocabulary {vocabulary.name} ({package}/{vocabulary.file})"
-    if (spec := find_spec(package)) is not None and spec.submodule_search_locations is None:
-        raise FamilyError(
-            f"{where} can't be read: {package} is a single module; a plugin that ships a vocabulary must be a package, "
-            f"a directory {package} with the module and the file inside"
-        )
+    data = packaged(package, vocabulary.file, where)
     try:
-        data = resources.files(package).joinpath(vocabulary.file).read_bytes()
         if vocabulary.file.endswith(".gz"):
             data = zlib.decompressobj(wbits=31).decompress(data, LARGEST_VOCABULARY + 1)
         elif vocabulary.file.endswith(".xz"):
             data = lzma.LZMADecompressor().decompress(data, LARGEST_VOCABULARY + 1)
-    except (ImportError, OSError, zlib.error, lzma.LZMAError) as cause:
+    except (zlib.error, lzma.LZMAError) as cause:
         raise FamilyError(f"{where} can't be read: {cause}; install the plugin again") from cause
     if len(data) > LARGEST_VOCABULARY:
         raise FamilyError(f"{where} unpacks to more than {LARGEST_VOCABULARY} bytes; a tokenizer.json is smaller")

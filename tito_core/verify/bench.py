@@ -116,6 +116,11 @@ class Bench:
         """Ids of a text as an engine encodes it, int32."""
         return np.array(self.codec.encoder.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
+    def normalised(self, text: str) -> str:
+        """The text that the vocabulary encodes for this one; most have no normaliser."""
+        normalizer = self.codec.encoder.tokenizer.normalizer
+        return text if normalizer is None or text.isascii() else str(normalizer.normalize_str(text))
+
     def decision(self, thinking: bool) -> ThinkingDecision:
         if thinking not in self._decisions:
             self._decisions[thinking] = self.codec.decide(thinking)

@@ -20,8 +20,8 @@ import numpy as np
 
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EncodingError, GateError, MessageError, ThinkingError, TitoError, TruncatedTurnError
-from tito_core.families.family import APPEND_ROLES, Deployment, load_reference
-from tito_core.prompts.messages import Message
+from tito_core.families.family import APPEND_ROLES, Deployment, Family, load_reference
+from tito_core.prompts.messages import Message, Tool, ToolCall, normalise_tools
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed
 from tito_core.responses.parse import parse as read_back
@@ -52,9 +52,11 @@ def resolve(bench: Bench) -> int:
         spec = importlib.util.find_spec(template.reference.partition(":")[0])
         if spec is None or spec.origin is None:
             raise Broken(f"the template {template.reference} has no source file")
-        digest = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
-        if digest != template.sha256:
-            raise Broken(f"the template {template.reference} has the sha256 {digest}, and says {template.sha256}")
+        source = Path(spec.origin).read_bytes()
+    else:
+        source = template.source.encode()
+    if (digest := hashlib.sha256(source).hexdigest()) != template.sha256:
+        raise Broken(f"the template {template.reference} has the sha256 {digest}, and says {template.sha256}")
     tried = 0
     for size in range(1, len(APPEND_ROLES) + 1):
         for roles in itertools.combinations(APPEND_ROLES, size):
@@ -63,8 +65,8 @@ def resolve(bench: Bench) -> int:
             except ValueError:
                 continue
             tried += 1
-            answer = codec.loaded.with_append_roles(narrowed).template(None)
-            if codec.origin.vocabulary != "checkpoint" and answer != template:
+            answer = codec.loaded.with_append_roles(narrowed).template(codec.origin.checkpoint)
+            if answer != template:
                 raise Broken(
                     f"with append roles {sorted(roles)} the template is {answer.reference} (sha256 {answer.sha256}), and "
                     f"{template.reference} (sha256 {template.sha256}) with all of them"
@@ -369,7 +371,7 @@ def ledger(bench: Bench, conversation: Conversation) -> int:
             if span.source != "content" or span.role not in ("user", "tool") or messages[span.index].tools:
                 continue
             start, end = ends[span.start - append.kept], ends[span.end - append.kept]
-            content = messages[span.index].content.encode()
+            content = bench.normalised(_kept(codec.family, span.role, messages[span.index].content)).encode()
             # A token that straddles two parts belongs to the one that it starts in.
             begins = range(start, max(start - _STRADDLING, -1), -1)
             if not any(whole.startswith(content, at) and start < at + len(content) <= end for at in begins):
@@ -390,17 +392,23 @@ _STRADDLING: Final = 128
 
 def content(bench: Bench, conversation: Conversation) -> int:
     """What somebody said stands whole in the full render, in a part of it that is marked as that message's content."""
-    rendered = bench.rendered(conversation)
+    rendered, family = bench.rendered(conversation), bench.codec.family
     pieces: dict[int, list[str]] = {}
     for span in rendered.spans:
         if span.source == "content":
             pieces.setdefault(span.index, []).append(rendered.text[span.start : span.end])
     for index, message in enumerate(bench.codec.normalise(conversation.messages())):
-        said = [message.content, message.reasoning if conversation.thinking else ""]
+        said = [_kept(family, message.role, message.content)]
+        said.append(_kept(family, "reasoning", message.reasoning) if conversation.thinking else "")
         for call in message.tool_calls:
             said += [call.name, *_leaves(call.arguments)]
         for text in said:
-            spelled = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1])
+            spelled = (
+                text,
+                json.dumps(text, ensure_ascii=False)[1:-1],
+                json.dumps(text)[1:-1],
+                _PYTHONS.get(text, text),
+            )
             printed = pieces.get(index, [""])
             if not any(spelling in piece for spelling in spelled for piece in printed):
                 raise Broken(
@@ -411,6 +419,15 @@ def content(bench: Bench, conversation: Conversation) -> int:
                     actual_text="".join(printed),
                 )
     return len(bench.steps(conversation)[-1].append.ids)
+
+
+_PYTHONS: Final = {"true": "True", "false": "False", "null": "None"}
+"""How a template that prints an argument as Python does spells JSON's words."""
+
+
+def _kept(family: Family, part: str, text: str) -> str:
+    """What a family prints of a part of a message."""
+    return text.strip() if part in family.trims else text
 
 
 def _leaves(value: Any) -> Iterator[str]:
@@ -535,7 +552,8 @@ def compare(bench: Bench, conversation: Conversation) -> int:
         else:
             others = opening if int(ids[place]) in opening else bench.plain_ids
             changed[place] = next(one for one in others if one != int(ids[place]))
-        kinds = [mismatch.kind for mismatch in codec.compare(ids, changed)]
+        told = () if places is openers else append.spans  # an opener is known for what it is without being told
+        kinds = [mismatch.kind for mismatch in codec.compare(ids, changed, told)]
         if kinds != [kind]:
             raise Broken(
                 f"with another id at {place}, {codec.decode(ids[place : place + 1])!r}, the comparator says {kinds}, not {kind}",
@@ -585,6 +603,13 @@ def schema(bench: Bench, conversation: Conversation) -> int:
         return 0
     step = bench.steps(conversation)[0]
     text = bench.text(conversation, len(conversation.prompt))
+    if bench.codec.family.schemas == "own":
+        for said in (said.strip() for tool in conversation.tools for said in _named(tool["function"])):
+            if said not in text:
+                raise Broken(
+                    f"the schema of a tool says {said!r}, and the prompt does not print that", actual_text=text
+                )
+        return len(step.append.ids)
     for tool in conversation.tools:
         function = dict(tool["function"])
         function.setdefault("description", None)
@@ -598,6 +623,17 @@ def schema(bench: Bench, conversation: Conversation) -> int:
                 actual_text=text[near : near + len(expected) + 40],
             )
     return len(step.append.ids)
+
+
+def _named(schema: Any) -> Iterator[str]:
+    """The names and descriptions in a schema."""
+    if not isinstance(schema, dict):
+        return
+    properties = schema.get("properties") or {}
+    yield from properties
+    yield from (schema[key] for key in ("name", "description") if isinstance(schema.get(key), str))
+    for one in (*properties.values(), schema.get("parameters")):
+        yield from _named(one)
 
 
 def results(bench: Bench, conversation: Conversation) -> int:
@@ -672,7 +708,7 @@ def control(bench: Bench, conversation: Conversation) -> int:
         bench.controls_in(ids),
         f"the text {chosen!r} in contents became a control token",
     )
-    if codec.decode(ids) != rendered.text:
+    if bench.normalised(codec.decode(ids)) != bench.normalised(rendered.text):
         raise Broken(f"with {chosen!r} in contents the ids no longer decode to the prompt's text")
     try:
         codec.encode(rendered, "reject")
@@ -733,13 +769,14 @@ def parse(bench: Bench, conversation: Conversation) -> int:
         turn = step.turn
         assert turn is not None
         ids = turn.ids[len(turn.ids) - turn.sampled :]
-        whole = _read(bench, turn, ids, turn.finish_reason)
+        offered = _offered(turn.message)
+        whole = _read(bench, turn, ids, turn.finish_reason, offered)
         if whole.state != "ok":
             raise Broken(f"a whole completion is read as {whole.state}: {whole.why}", message_index=turn.length - 1)
         stopped = bench.codec.decode(ids[-1:]) in bench.codec.family.boundary.stop
         sizes = range(1, len(ids) - stopped)
         for size in random.Random(one.seed).sample(sizes, min(_CUTS, len(sizes))):
-            cut = _read(bench, turn, ids[:size], "length")
+            cut = _read(bench, turn, ids[:size], "length", offered)
             if cut.state != "incomplete" or not whole.reasoning.startswith(cut.reasoning):
                 raise Broken(
                     f"cut after {size} of {len(ids)} ids, it is read as {cut.state}: {cut.why}",
@@ -752,33 +789,77 @@ def parse(bench: Bench, conversation: Conversation) -> int:
     return tokens
 
 
-def _read(bench: Bench, turn: StoredTurn, ids: Ids, finish_reason: FinishReason) -> Parsed:
+def _offered(message: Message) -> tuple[Tool, ...]:
+    """Tools whose schemas name the type of every argument that a message's calls have."""
+    properties: dict[str, dict[str, Any]] = {}
+    for call in message.tool_calls:
+        types = properties.setdefault(call.name, {})
+        for key, value in call.arguments.items():
+            types[key] = {"type": sorted({*types.get(key, {"type": ()})["type"], _TYPES[type(value)]})}
+    return normalise_tools(
+        [
+            {"function": {"name": name, "parameters": {"type": "object", "properties": types}}}
+            for name, types in properties.items()
+        ]
+    )
+
+
+_TYPES: Final = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def _certain(bench: Bench, calls: Sequence[ToolCall], tools: Sequence[Tool]) -> list[tuple[str, str]]:
+    """Names and arguments, less those that one call gives as text and another does not: a format may not tell."""
+    types = {
+        (tool.name, key): declared["type"]
+        for tool in tools
+        for key, declared in tool.function["parameters"]["properties"].items()
+    }
+    made = []
+    for call in calls:
+        known = {key: types.get((call.name, key), ["string"]) for key in call.arguments}
+        kept = {
+            key: call.arguments[key] for key, names in known.items() if names == ["string"] or "string" not in names
+        }
+        made.append((bench.normalised(call.name), bench.normalised(json.dumps(kept, ensure_ascii=False))))
+    return made
+
+
+def _read(bench: Bench, turn: StoredTurn, ids: Ids, finish_reason: FinishReason, tools: Sequence[Tool]) -> Parsed:
     """What ids are read back as; where that is ok, it says what was said in the text that was sampled."""
     codec = bench.codec
     completion = Completion(ids, np.zeros(len(ids), dtype=np.float32), finish_reason, id="c")
-    read = read_back(codec, completion, turn.decision)
+    read = read_back(codec, completion, turn.decision, tools)
     if "\ufffd" in read.content + read.reasoning and "\ufffd" not in codec.decode(turn.ids[-turn.sampled :]):
         raise Broken(f"half a character is read as text: {codec.decode(ids)!r}", message_index=turn.length - 1)
     if read.state != "ok":
         return read
-    made, said = (
-        [(one.name, json.dumps(one.arguments)) for one in message.tool_calls]
-        for message in (read.message, turn.message)
-    )
+    made, said = (_certain(bench, message.tool_calls, tools) for message in (read.message, turn.message))
     if made != said:
         raise Broken(f"the calls {made} are read where {said} were made", message_index=turn.length - 1)
-    for name in ("content", "reasoning") if turn.decision.enabled else ("content",):
-        if getattr(read.message, name) != getattr(turn.message, name):
+    for name, part in (("content", "assistant"), ("reasoning", "reasoning"))[: 1 + turn.decision.enabled]:
+        expected, actual = (
+            bench.normalised(_kept(codec.family, part, getattr(one, name))) for one in (turn.message, read.message)
+        )
+        if expected != actual:
             raise Broken(
                 f"another {name} is read than was said",
                 message_index=turn.length - 1,
-                expected_text=getattr(turn.message, name),
-                actual_text=getattr(read.message, name),
+                expected_text=expected,
+                actual_text=actual,
             )
     asked = Message("user", "0")
     before = codec.render([asked], decision=turn.decision).text
     printed = codec.render([asked, read.message], decision=turn.decision).text[len(before) :]
     text = codec.decode(ids)
+    printed, text = (bench.normalised(one) for one in (printed.removesuffix(codec.family.boundary.glue), text))
     if _unended(bench, printed) != _unended(bench, text):
         raise Broken(
             "a message that was read back prints as another text than was sampled",
@@ -790,9 +871,8 @@ def _read(bench: Bench, turn: StoredTurn, ids: Ids, finish_reason: FinishReason)
 
 
 def _unended(bench: Bench, text: str) -> str:
-    boundary = bench.codec.family.boundary
-    text = text.removesuffix(boundary.glue)
-    return next((text.removesuffix(stop) for stop in boundary.stop if text.endswith(stop)), text)
+    stops = bench.codec.family.boundary.stop
+    return next((text.removesuffix(stop) for stop in stops if text.endswith(stop)), text)
 
 
 _CUTS: Final = 3
@@ -800,19 +880,21 @@ _CUTS: Final = 3
 
 
 def recipe(bench: Bench) -> int:
-    """Every declared recipe can be asked for, every rule called, and the declaration is the same after JSON."""
+    """Every declared recipe can be asked for and keeps every rule, and the declaration is the same after JSON."""
     loaded, family = bench.codec.loaded, bench.codec.family
     tried = 1
     again = type(family).model_validate_json(family.model_dump_json())
     if again != family:
         raise Broken("the declaration is another one after a trip through JSON")
-    for profile in family.recipes:
-        tried += 1
-        loaded.recipe(Deployment(profile=profile))
-    for rule in family.recipe_rules:
-        tried += 1
-        if not callable(load_reference(rule.check)):
-            raise Broken(f"the recipe rule {rule.name!r} names {rule.check}, which can't be called")
+    for profile, declared in family.recipes.items():
+        for platform in dict.fromkeys((Deployment().platform, *declared.platforms)):
+            deployment = Deployment(profile=profile, platform=platform)
+            asked = loaded.recipe(deployment)
+            for rule in family.recipe_rules:
+                why = load_reference(rule.check)(asked, deployment)
+                if why is not None:
+                    raise Broken(f"the recipe {profile!r} breaks the rule {rule.name!r} on {platform}: {why}")
+            tried += 1 + len(family.recipe_rules)
     return tried
 
 

@@ -113,7 +113,7 @@ def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
             truncation=truncation,
             linear=seed % 5 < 2,
         )
-        engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5)
+        engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5, otherwise=0.1)
 
         def sample(request: Request, final: bool) -> Completion:
             if live is None:
@@ -217,6 +217,8 @@ class Agent:
         done.completions[turn] = completion
         done.turns += 1
         done.actions["cut"] += turn.finish_reason == "length"
+        stops = [session.codec.encoder.token_id(token) for token in session.codec.family.boundary.stop]
+        done.actions["other_end_token"] += int(turn.new[-1]) in stops[1:]
         done.calls += len(turn.message.tool_calls)
         done.tokens += turn.end
 

@@ -1,0 +1,1 @@
+"""The Qwen families for tito-core."""
