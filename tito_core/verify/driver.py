@@ -294,9 +294,9 @@ class Agent:
             self._turn(line[-1])
 
     def _compact(self) -> None:
-        """A first prompt that holds what was said last, and a turn after it."""
-        last = self._last
-        if not (said := last.message.content.strip()):
+        """A first prompt that holds what was said last, and a turn after it; control text is nothing that a user says here."""
+        codec, said = self._session.codec, self._last.message.content.strip()
+        if not said or any(codec.decode([one]) in said for one in codec.encoder.added_ids):
             return
         self._messages.clear()
         self._begin(f"So far: {said}")
