@@ -6,6 +6,9 @@ object, and its reasoning under `reasoning_content`.
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -13,10 +16,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from conversations import HOSTILE, Json, json_objects, texts, tool_schemas
-from oracles import chat_template
+from oracles import chat_template, tokenizer_json
 
 UPSTREAM = {
     "qwen3": "qwen3",
@@ -51,6 +55,74 @@ def outcome(template: str, messages: Sequence[Json], tools: Sequence[Json] | Non
         return f"text {rendered(template, messages, tools, **kwargs)}"
     except (TemplateError, TypeError) as cause:
         return f"{type(cause).__name__} {cause}"
+
+
+# Ids, by `tokenizers` alone.
+
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CONTROLS += ("<tool_response>", "</tool_response>")
+
+
+@cache
+def _file(family: str) -> bytes:
+    """Qwen3's is the maker's own; that of 3.5 was made of its ranks, which has tests of its own."""
+    if family in ("qwen35", "qwen36", "qwen38"):
+        return gzip.decompress(resources.files("tito_qwen").joinpath("vocabularies/qwen35.json.gz").read_bytes())
+    return tokenizer_json("qwen3").read_bytes()
+
+
+@cache
+def raw(family: str) -> Tokenizer:
+    return Tokenizer.from_buffer(_file(family))
+
+
+@cache
+def plain(family: str) -> Tokenizer:
+    """The same model without added tokens: what it encodes is text."""
+    return Tokenizer.from_str(json.dumps({**json.loads(_file(family)), "added_tokens": []}))
+
+
+@cache
+def _added(family: str) -> re.Pattern[str]:
+    texts = (token.content for token in raw(family).get_added_tokens_decoder().values())
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+
+def engine_ids(family: str, text: str) -> list[int]:
+    """What an engine makes of a text."""
+    return list(raw(family).encode(text, add_special_tokens=False).ids)
+
+
+def literal_ids(
+    family: str, conversation: Sequence[Json], tools: Sequence[Json] | None = None, **kwargs: Any
+) -> list[int]:
+    """A conversation's ids where no text that somebody wrote is a control token.
+
+    The control strings in it are broken with a character that it does not hold, the family's template is rendered by
+    `transformers`, and the text between those that are whole is encoded as text.
+    """
+    written = json.dumps([conversation, tools], ensure_ascii=False)
+    mask = next(mark for mark in map(chr, range(0xE000, 0xF000)) if mark not in written)
+
+    def broken(value: Any) -> Any:
+        if isinstance(value, str):
+            while match := _added(family).search(value):
+                value = value[: match.start() + 1] + mask + value[match.start() + 1 :]
+            return value
+        if isinstance(value, dict):
+            return {broken(key): broken(one) for key, one in value.items()}
+        return [broken(one) for one in value] if isinstance(value, list) else value
+
+    text = rendered(ours(family), broken(list(conversation)), broken(list(tools)) if tools else None, **kwargs)
+    ids: list[int] = []
+    place = 0
+    for match in [*_added(family).finditer(text), None]:
+        piece = text[place : match.start() if match else len(text)].replace(mask, "")
+        ids += plain(family).encode(piece, add_special_tokens=False).ids
+        if match:
+            ids.append(raw(family).token_to_id(match.group()))
+            place = match.end()
+    return ids
 
 
 QWEN_HOSTILE = (

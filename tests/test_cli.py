@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -17,7 +18,7 @@ from click.testing import CliRunner, Result
 
 import tito_core
 from fake_distributions import fakes_below, override, source
-from tito_core.cli.main import tito
+from tito_core.cli.main import NOT_LOADED, tito
 from tito_core.cli.text import clip, plain, quoted
 from tito_core.errors import CheckpointError
 from tito_core.families import registry
@@ -259,6 +260,7 @@ Options:
 Commands:
   families  List the installed families.
   show      Show what a family declares.
+  template  Print a family's chat template.
   doctor    Diagnose every installed plugin.
   verify    Prove that a family keeps its promises.
 
@@ -269,7 +271,7 @@ Commands:
     assert tito_says("--version").output == f"tito-core {tito_core.__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["families", "show", "verify"])
+@pytest.mark.parametrize("name", ["families", "show", "template", "verify"])
 def test_the_line_in_help_is_the_commands_own(name: str) -> None:
     said = tito_says(name, "--help")
     assert said.exit_code == 0
@@ -330,7 +332,6 @@ No family is installed. A family comes in a plugin, a distribution of its own: i
 
 @pytest.mark.usefixtures("toy_registry")
 def test_show() -> None:
-    import hashlib
     import json.decoder
 
     said = tito_says("show", "toy")
@@ -372,6 +373,76 @@ toy (tito-toy 1.2, toy_plugin)
   after assistant     user       no
 """
     )
+
+
+@pytest.fixture
+def jinja_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`shipped`, whose package has a chat template, and `own`, which renders with a checkpoint's."""
+    site = tmp_path / "jinja_toys"
+    (site / "toys" / "templates").mkdir(parents=True)
+    (site / "toys" / "__init__.py").touch()
+    (site / "toys" / "templates" / "toy.jinja").write_bytes(b"\xc3\xa9{{ x }}\r\n\n")
+    for name, template in (("shipped", "templates/toy.jinja"), ("own", "native")):
+        module = TOY.replace('name="toy"', f'name="{name}"').replace("json:JSONDecoder", template)
+        (site / "toys" / f"{name}.py").write_text(module)
+    info = site / "toys-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1\nRequires-Dist: tito-core\n")
+    (info / "entry_points.txt").write_text("[tito.families]\nshipped = toys.shipped\nown = toys.own\n")
+    monkeypatch.syspath_prepend(site)
+    points = [*importlib.metadata.PathDistribution(info).entry_points, *registry.default_registry.entry_points()]
+    monkeypatch.setattr(registry, "default_registry", Registry(points))
+    return tmp_path
+
+
+def checkpoint(path: Path, **files: str) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "toy"}')
+    for name, text in files.items():
+        (path / name.replace("__", ".")).write_text(text)
+    return path
+
+
+def test_template(jinja_toys: Path) -> None:
+    """The file's own bytes, whatever its line ends are, and nothing else."""
+    said = tito_says("template", "shipped")
+    assert (said.exit_code, said.stdout_bytes, said.stderr) == (0, b"\xc3\xa9{{ x }}\r\n\n", "")
+    one = checkpoint(jinja_toys / "one", chat_template__jinja="{{ one }}\n")
+    two = checkpoint(
+        jinja_toys / "two", tokenizer_config__json='{"chat_template": [{"name": "default", "template": "2"}]}'
+    )
+    none = checkpoint(jinja_toys / "none")
+    assert tito_says("template", "own", "--model", str(one)).stdout == "{{ one }}\n"
+    assert tito_says("template", "own", "--model", str(two)).stdout == "2"
+    for arguments, error in (
+        (
+            ["own"],
+            "toys 1 (toys.own), family own: the family own renders with the checkpoint's own chat template; name a checkpoint: model=, --model",
+        ),
+        (
+            ["own", "--model", str(none)],
+            "toys 1 (toys.own), family own: the family own renders with the checkpoint's own chat template, and "
+            f"{none} has none, neither as chat_template.jinja nor in tokenizer_config.json",
+        ),
+        (
+            ["deepseekv32"],
+            "deepseekv32 has no chat template: it renders with an encoder, tito_deepseek.v32_encoding:V32Encoding; engines that serve it have one of their own",
+        ),
+    ):
+        said = tito_says("template", *arguments)
+        assert (said.exit_code, said.stdout, said.stderr) == (NOT_LOADED, "", f"error: {error}\n")
+
+
+def test_show_says_whose_template_it_is(jinja_toys: Path) -> None:
+    digest = hashlib.sha256(b"\xc3\xa9{{ x }}\r\n\n").hexdigest()
+    assert (
+        f"  template      toys/templates/toy.jinja\n                sha256 {digest}\n"
+        in tito_says("show", "shipped").output
+    )
+    assert "  template      the checkpoint's own chat template\n" in tito_says("show", "own").output
+    shown = json.loads(tito_says("show", "shipped", "--json").stdout)["template"]
+    assert shown == {"kind": "jinja", "reference": "toys/templates/toy.jinja", "sha256": digest}
+    assert json.loads(tito_says("show", "own", "--json").stdout)["template"] is None
 
 
 def test_show_with_overrides(tmp_path: Path) -> None:

@@ -61,17 +61,29 @@ def test_a_checkpoint_brings_its_own_vocabulary(name: Name, tmp_path: Path) -> N
 
 def test_verify_runs_on_a_checkpoint_and_records_what_it_does_not_know(tmp_path: Path) -> None:
     """An unknown chat template is a warning; the path may be a string."""
-    config = {"chat_template": "{{ messages }}"}
+    config = {"chat_template": "<｜User｜>{{ messages }}"}
     path = directory(tmp_path / "m", V32, tokenizer=tokenizer_json("r1"), tokenizer_config_json=config)
     report = verify("deepseekv32", model=str(path), conversations=6, sessions=1)
     assert report.exit_code == 0
     (used,) = report.vocabulary
     assert (used.name, used.title, used.sha256, used.stands_in_for) == ("checkpoint", str(path), R1_SHA256, None)
-    digest = hashlib.sha256(b"{{ messages }}").hexdigest()
+    digest = hashlib.sha256("<｜User｜>{{ messages }}".encode()).hexdigest()
     assert report.warnings == (
         f"{path} has a chat template of its own (sha256 {digest}) that deepseekv32 does not know; prompts are rendered "
         "with tito_deepseek.v32_encoding:V32Encoding, so make sure that this checkpoint is one of "
         "deepseek-ai/DeepSeek-V3.2",
+    )
+
+
+def test_a_checkpoint_whose_template_prints_another_format_is_refused(tmp_path: Path) -> None:
+    """It may have the family's vocabulary and model type: a distilled model has its base's."""
+    config = {"chat_template": "<|im_start|>{{ messages }}"}
+    path = directory(tmp_path / "m", V32, tokenizer=tokenizer_json("r1"), tokenizer_config_json=config)
+    with pytest.raises(CheckpointError) as caught:
+        tito_core.load("deepseekv32", model=path)
+    assert str(caught.value) == (
+        f"{path} has a chat template that prints none of <｜begin▁of▁sentence｜>, <｜end▁of▁sentence｜>, <｜User｜>, "
+        "<｜Assistant｜>, which delimit the messages of deepseekv32; it belongs to another family"
     )
 
 
@@ -95,6 +107,17 @@ def test_verify_runs_on_a_checkpoint_and_records_what_it_does_not_know(tmp_path:
 )
 def test_which_chat_template_is_in_force(files: Mapping[str, Any], template: str | None, tmp_path: Path) -> None:
     assert checkpoint.read(directory(tmp_path, V32, **files)).chat_template == template
+
+
+def test_the_special_tokens_that_a_template_may_read(tmp_path: Path) -> None:
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "pad_token": None,
+        "add_bos_token": True,
+    }
+    read = checkpoint.read(directory(tmp_path, V32, tokenizer_config_json=config, chat_template_jinja="b"))
+    assert read.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from token_path import (
     toy_tokenizer,
 )
 
-SPECIAL, TYPE, TEXT, SOFT = KINDS
+SPECIAL, TYPE, TEXT, SOFT, ENDED = KINDS
 CALL = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -47,7 +47,7 @@ def kinds(found: Sequence[Mismatch]) -> list[str]:
 
 
 def test_the_kinds() -> None:
-    assert KINDS == ("special_token_count", "special_token_type", "non_assistant_text", "assistant_text")
+    assert KINDS == ("special_token_count", "special_token_type", "non_assistant_text", "assistant_text", "end_token")
     assert KINDS[:3] == FAULTS
 
 
@@ -92,6 +92,21 @@ def test_same_text_in_other_ids_is_soft_drift() -> None:
         actual_text="hello",
     )
     assert found.drift
+
+
+def test_a_turn_that_ended_on_another_stop_token_is_of_its_own_kind() -> None:
+    """And what else differs is still found. A stop token that nobody sampled is a fault."""
+    two = Comparator(Segments(delimiters=CONTROLS[:4], headers=("<|bot|>",)), toy(), ("<|end|>", "<|tool|>"))
+    expected = [TOY_USER, HE, END, BOT, HELLO, END, TOY_USER, HE, END, BOT]
+    otherwise = [TOY_USER, HE, END, BOT, HE, LLO, TOOL, TOY_USER, HE, END, BOT]
+    for sampled in (None, [(4, 7)]):
+        found = two.compare(array(expected), array(otherwise), sampled=sampled)
+        assert [(one.kind, one.segment, one.first_index) for one in found] == [(ENDED, 6, 5), (SOFT, 7, 4)]
+        assert (found[0].expected_text, found[0].actual_text) == ("<|end|>", "<|tool|>")
+        changed = [*expected[:8], TOOL, BOT]
+        assert kinds(two.compare(array(expected), array(changed), sampled=sampled and [(4, 6)])) == [TYPE]
+    assert kinds(two.compare(array(expected), array(otherwise), sampled=[(4, 6)])) == [TYPE]
+    assert kinds(compare(expected, otherwise)) == [TYPE]
 
 
 def test_a_token_inside_a_header_delimits_nothing() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fake_distributions import Fakes, fakes_below
 from oracles import tokenizer_json
+from tito_core.prompts.jinja import JinjaRenderer
+from tito_core.prompts.messages import Message
+from tito_core.prompts.template import Rendered
 from tito_core.verify.run import verify
 
 pytestmark = pytest.mark.slow
@@ -44,10 +49,17 @@ def test_the_trainers_example_runs() -> None:
     exec(compile(example, "trainers.md", "exec"), {})
 
 
-def test_the_plugin_of_the_guide_is_whole(fakes: Fakes) -> None:
+@pytest.mark.parametrize("kind", ["encoder", "jinja", "native"])
+def test_the_plugin_of_the_guide_is_whole(kind: str, fakes: Fakes, tmp_path: Path) -> None:
     (module,) = blocks("plugins.md", "python")
+    (field,) = re.findall(r"`(template=\"templates/.*?\")`", (DOCS / "plugins.md").read_text(encoding="utf-8"))
+    (source,) = blocks("plugins.md", "jinja")
     (manifest,) = blocks("plugins.md", "toml")
     vocabulary = with_controls("<|start|>", "<|end|>")
+    if kind != "encoder":
+        own = field if kind == "jinja" else "template='native'"
+        module = module.replace('template="tito_acme.acme:AcmeEncoding"', own)
+        assert 'AcmeEncoding"' not in module
     module = module.replace("0" * 64, hashlib.sha256(vocabulary).hexdigest())
     name, place = re.findall(r"^(\w+) = \"(tito_\w+\.\w+)\"", manifest, re.MULTILINE)[0]
     requires = re.findall(r"dependencies = \[\"(.*)\"\]", manifest)
@@ -56,7 +68,45 @@ def test_the_plugin_of_the_guide_is_whole(fakes: Fakes) -> None:
     )
     (site / "tito_acme" / "vocabularies").mkdir()
     (site / "tito_acme" / "vocabularies" / "acme.json").write_bytes(vocabulary)
-    report = verify(name, registry=fakes.registry(), conversations=60, sessions=6)
+    (site / "tito_acme" / "templates").mkdir()
+    (site / "tito_acme" / "templates" / "acme.jinja").write_text(source, encoding="utf-8")
+    model = None
+    if kind == "native":
+        model = tmp_path / "checkpoint"
+        model.mkdir()
+        (model / "config.json").write_text('{"model_type": "acme"}', encoding="utf-8")
+        (model / "tokenizer.json").write_bytes(vocabulary)
+        (model / "chat_template.jinja").write_text(source, encoding="utf-8")
+    report = verify(name, registry=fakes.registry(), model=model, conversations=60, sessions=6)
+    assert (
+        report.template.reference
+        == {
+            "encoder": "tito_acme.acme:AcmeEncoding",
+            "jinja": "tito_acme/templates/acme.jinja",
+            "native": f"{model}/chat_template.jinja",
+        }[kind]
+    )
     assert [(failure.check, failure.what, failure.said) for failure in report.failures] == []
     assert report.sessions.passed == 6
     assert {"system_then_user", "user"} <= set(report.sessions.actions)
+
+
+def whose(rendered: Rendered) -> Iterator[tuple[str, int, str]]:
+    """The author of each character."""
+    for span in rendered.spans:
+        yield from [(span.source, span.index, span.role)] * (span.end - span.start)
+
+
+def test_the_template_of_the_guide_prints_what_its_encoder_prints(fakes: Fakes) -> None:
+    """The text and every span: one says itself what is content, of the other it is found out."""
+    (module,) = blocks("plugins.md", "python")
+    (source,) = blocks("plugins.md", "jinja")
+    names: dict[str, Any] = {}
+    exec(compile(module, "plugins.md", "exec"), names)
+    encoding, template = names["AcmeEncoding"](), JinjaRenderer(source, "acme")
+    for roles in itertools.product(("system", "user", "assistant"), repeat=3):
+        for _ in range(3):  # the third time it is not rendered but filled in
+            messages = [Message(role, text) for role, text in zip(roles, ("<|end|>\n", " a ", "b\n"), strict=True)]
+            expected, found = encoding.render(messages, kwargs={}), template.render(messages, tools=(), kwargs={})
+            assert found.text == expected.text
+            assert list(whose(found)) == list(whose(expected))

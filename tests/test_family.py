@@ -381,6 +381,10 @@ WRONG_PARTS: list[tuple[Callable[[], object], str]] = [
         lambda: Vocabulary(name="v", file="f", sha256="0" * 64, added=("<x>",)),
         "added names tokens that the file lacks: then it stands in for another, say which",
     ),
+    (
+        lambda: Thinking(aliases=("a",), forward_as="a", default=False, modes=(False,), defaults={"0f": True}),
+        "defaults['0f'] True is not among modes [False]",
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from mutants import MUTANTS, Mutant, in_effect
+from mutants import MUTANTS, TEMPLATE_MUTANTS, Mutant, TemplateMutant, in_effect, printed
 from tito_core.families.registry import Registry
 from tito_core.verify import run
 from tito_core.verify.report import Report
@@ -16,6 +16,13 @@ from tito_core.verify.report import Report
 pytestmark = pytest.mark.slow
 
 VOCABULARIES = {"deepseekv32": "r1", "deepseekv4": "v4", "deepseekv41": "v4"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _every_family_is_loaded() -> None:
+    """What is generated draws on the constants of the modules that are loaded: the same ones, from the first run on."""
+    for info in Registry().list_families():
+        Registry().get_family(info.name)
 
 
 def verify(family: str) -> Report:
@@ -66,6 +73,22 @@ def test_a_mutant_is_caught_by_its_check(
 def test_nothing_of_them_is_left(family: str) -> None:
     again, twin = verify(family), twin_of(family)
     assert again.model_copy(update={"seconds": 0.0}) == twin.model_copy(update={"seconds": 0.0})
+
+
+@pytest.mark.parametrize("family", sorted({mutant.family for mutant in TEMPLATE_MUTANTS}))
+def test_without_a_fault_in_its_template_every_check_holds(family: str) -> None:
+    report = run.verify(family, registry=Registry(), conversations=40, sessions=4, seed=1)
+    assert report.exit_code == 0
+    assert all(columns(report).values())
+
+
+@pytest.mark.parametrize("mutant", TEMPLATE_MUTANTS, ids=str)
+def test_a_template_mutant_is_caught_by_its_check(mutant: TemplateMutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SHRINK_SECONDS", 0.3)
+    with printed(mutant):
+        report = run.verify(mutant.family, registry=Registry(), conversations=40, sessions=4, seed=1)
+    assert not columns(report)[mutant.check], columns(report)
+    assert report.exit_code == 1
 
 
 def test_a_mutant_must_change_the_function_that_it_names() -> None:

@@ -21,7 +21,7 @@ import pythons
 pytestmark = [pytest.mark.slow, pytest.mark.installs]
 
 ROOT = pythons.ROOT
-PLUGIN = ROOT / "plugins" / "tito_deepseek"
+PLUGINS = {path.name: path for path in sorted((ROOT / "plugins").iterdir()) if (path / "pyproject.toml").is_file()}
 Tito = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -41,10 +41,10 @@ def done(command: list[str | Path], cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both wheels, each from its own sdist, from copies: a stale `build/` beside the source would enter a wheel."""
+    """Every wheel, each from its own sdist, from copies: a stale `build/` beside the source would enter a wheel."""
     home = tmp_path_factory.mktemp("wheels")
     leavings = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", ".*", "plugins", "tests")
-    for name, source in (("core", ROOT), ("plugin", PLUGIN)):
+    for name, source in (("core", ROOT), *PLUGINS.items()):
         shutil.copytree(source, home / name, ignore=leavings)
         done([sys.executable, "-m", "build", "--outdir", home / "dist", home / name], home)
     return {path.name.split("-")[0]: path for path in (home / "dist").glob("*.whl")}
@@ -78,26 +78,37 @@ def test_the_core_wheel_holds_the_core_and_nothing_else(wheels: dict[str, Path])
     ]
 
 
-def test_the_plugin_wheel_holds_the_plugin_with_its_vocabularies(wheels: dict[str, Path]) -> None:
-    package, about = contents(wheels["tito_deepseek"])
-    assert package == tree(PLUGIN / "tito_deepseek")
-    assert {"tito_deepseek/py.typed", "tito_deepseek/vocabularies/PROVENANCE"} <= package
-    assert len([name for name in package if name.startswith("tito_deepseek/vocabularies/")]) > 1
+ENTRY_POINTS = {
+    "tito_deepseek": {"deepseekv32": "v32", "deepseekv4": "v4", "deepseekv41": "v41"},
+    "tito_qwen": {
+        name: name for name in ("qwen3", "qwen3instruct", "qwennext", "qwen3coder", "qwen35", "qwen36", "qwen38")
+    },
+}
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_the_plugin_wheel_holds_the_plugin_with_its_vocabularies(plugin: str, wheels: dict[str, Path]) -> None:
+    package, about = contents(wheels[plugin])
+    assert package == tree(PLUGINS[plugin] / plugin)
+    assert {f"{plugin}/py.typed", f"{plugin}/vocabularies/PROVENANCE"} <= package
+    assert len([name for name in package if name.startswith(f"{plugin}/vocabularies/")]) > 1
     assert {"METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE"} <= about
-    assert "licenses/tito_deepseek/vocabularies/PROVENANCE" in about
-    assert metadata(wheels["tito_deepseek"], "entry_points.txt").split() == [
-        *("[tito.families]", "deepseekv32", "=", "tito_deepseek.v32"),
-        *("deepseekv4", "=", "tito_deepseek.v4", "deepseekv41", "=", "tito_deepseek.v41"),
-    ]
-    requires = Parser().parsestr(metadata(wheels["tito_deepseek"], "METADATA")).get_all("Requires-Dist")
+    assert f"licenses/{plugin}/vocabularies/PROVENANCE" in about
+    declared = [f"{name} = {plugin}.{module}" for name, module in ENTRY_POINTS[plugin].items()]
+    title, *found = metadata(wheels[plugin], "entry_points.txt").strip().splitlines()
+    assert (title, sorted(found)) == ("[tito.families]", sorted(declared))
+    requires = Parser().parsestr(metadata(wheels[plugin], "METADATA")).get_all("Requires-Dist")
     assert requires == ["tito-core<0.2,>=0.1"]
 
 
-@pytest.mark.parametrize("package", [ROOT / "tito_core", PLUGIN / "tito_deepseek"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "package", [ROOT / "tito_core", *(path / name for name, path in PLUGINS.items())], ids=lambda path: path.name
+)
 def test_what_is_imported_is_declared(package: Path) -> None:
-    """That another dependency happens to bring it is no promise."""
+    """That another dependency happens to bring it is no promise; `samples` is imported by the functions that need it."""
     project = tomllib.loads((package.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {re.split(r"[<>=!~ ;\[]", line)[0] for line in project["dependencies"]} | {project["name"]}
+    lines = [*project["dependencies"], *project.get("optional-dependencies", {}).get("samples", ())]
+    declared = {re.split(r"[<>=!~ ;\[]", line)[0] for line in lines} | {project["name"]}
     imported: dict[str, str] = {}
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -107,7 +118,7 @@ def test_what_is_imported_is_declared(package: Path) -> None:
                 imported[node.module.partition(".")[0]] = str(path)
     homes = packages_distributions()
     foreign = {name: at for name, at in imported.items() if name not in {*sys.stdlib_module_names, package.name}}
-    assert {name: at for name, at in foreign.items() if not declared & set(homes.get(name, ()))} == {}
+    assert {name: at for name, at in foreign.items() if not declared & set(map(str.lower, homes.get(name, ())))} == {}
 
 
 def installed(home: Path, *wheels: Path) -> Tito:
@@ -127,8 +138,8 @@ def core_alone(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def core_and_plugin(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tito:
-    return installed(tmp_path_factory.mktemp("both"), wheels["tito_core"], wheels["tito_deepseek"])
+def core_and_plugins(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tito:
+    return installed(tmp_path_factory.mktemp("all"), *wheels.values())
 
 
 def test_the_core_alone_explains_itself(core_alone: Tito) -> None:
@@ -152,16 +163,20 @@ def test_the_core_alone_can_verify_nothing_and_says_so(core_alone: Tito) -> None
     assert "Traceback" not in finished.stdout + finished.stderr
 
 
-def test_core_and_plugin_list_the_family(core_and_plugin: Tito) -> None:
-    finished = core_and_plugin("families")
+def test_core_and_plugins_list_the_families(core_and_plugins: Tito) -> None:
+    finished = core_and_plugins("families")
     assert finished.returncode == 0, finished.stderr
-    assert re.search(r"deepseekv32\b.*\btito-deepseek\b.*\b0\.1\.0\b", finished.stdout), finished.stdout
-    shown = core_and_plugin("show", "deepseekv32")
+    for plugin, families in ENTRY_POINTS.items():
+        for family in families:
+            line = rf"^{family} .*\b{plugin.replace('_', '-')}\b.*\b0\.1\.0\b"
+            assert re.search(line, finished.stdout, re.MULTILINE), finished.stdout
+    shown = core_and_plugins("show", "deepseekv32")
     assert shown.returncode == 0, shown.stderr
     assert "deepseek-ai/DeepSeek-V3.2" in shown.stdout
 
 
-def test_core_and_plugin_do_the_main_job(core_and_plugin: Tito) -> None:
-    finished = core_and_plugin("verify", "--family", "deepseekv32", "--sessions", "4")
+@pytest.mark.parametrize("family", [name for families in ENTRY_POINTS.values() for name in families])
+def test_core_and_plugins_do_the_main_job(family: str, core_and_plugins: Tito) -> None:
+    finished = core_and_plugins("verify", "--family", family, "--conversations", "60", "--sessions", "4")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "FAIL" not in finished.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
@@ -13,6 +14,7 @@ import pytest
 from fake_distributions import fakes_below, source
 from tito_core import Message, Registry, ThinkingDecision
 from tito_core.errors import ThinkingError
+from tito_core.families.family import Checkpoint
 from tito_core.families.registry import LoadedFamily
 from tito_core.prompts.template import renderer
 from tito_core.prompts.thinking import engine_kwargs, frozen, resolve, session_kwargs
@@ -62,6 +64,20 @@ def test_without_a_word_the_engine_is_told_the_default(tmp_path: Path, loaded: L
     assert engine_kwargs(resolve(loaded)) == {"chat_template_kwargs": {"thinking": True}}
     off = "thinking=fake_families.Thinking(aliases=('t',), forward_as='t', default=False)"
     assert engine_kwargs(resolve(made(tmp_path, off))) == {"chat_template_kwargs": {"t": False}}
+
+
+def test_a_checkpoint_may_mean_another_mode_where_nothing_is_said(tmp_path: Path) -> None:
+    """By its own template; what is said still counts, and the family itself is as it was."""
+    digest = hashlib.sha256(b"small").hexdigest()
+    loaded = made(
+        tmp_path,
+        f"thinking=fake_families.Thinking(aliases=('t',), forward_as='t', default=True, defaults={{{digest!r}: False}})",
+    )
+    for template, mode in (("small", False), ("large", True), (None, True)):
+        on = loaded.on(Checkpoint(path=tmp_path, chat_template=template))
+        assert resolve(on).enabled is mode
+        assert resolve(on, request={"t": not mode}).enabled is not mode
+    assert resolve(loaded).enabled
 
 
 @pytest.mark.parametrize(("low", "_"), ONE)

@@ -144,8 +144,12 @@ def test_formatting_with_others_text_is_told_from_nobody() -> None:
 
 def test_it_is_its_text() -> None:
     made = Traced("role", 4)
-    assert {"role": 1}[made] == 1 and made == "role" and hash(made) == hash("role") and str(made) is made
-    assert Traced("", 4)._runs == () and places(made[1]) == [4]
+    assert {"role": 1}[made] == 1
+    assert made == "role"
+    assert hash(made) == hash("role")
+    assert str(made) is made
+    assert Traced("", 4)._runs == ()
+    assert places(made[1]) == [4]
     with pytest.raises(TypeError):
         made + 1
     with pytest.raises(IndexError):

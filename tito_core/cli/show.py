@@ -42,7 +42,7 @@ def command(family: str, as_json: bool) -> None:
     if as_json:
         emit_json(
             **info._asdict(),
-            template=template and template.model_dump(mode="json", exclude={"source"}),
+            template=template and template.model_dump(mode="json", include={"kind", "reference", "sha256"}),
             append_roles=roles[0][1].model_dump(mode="json"),
             recipes={profile: recipe.model_dump(mode="json") for profile, recipe in recipes.items()},
             overrides=loaded.overrides,

@@ -39,7 +39,8 @@ def tito_resolve_template(family: Family, checkpoint: Checkpoint | None, package
                 f"the family {family.name} renders with the checkpoint's own chat template, and {checkpoint.path} has "
                 "none, neither as chat_template.jinja nor in tokenizer_config.json"
             )
-        return Template.of_text(checkpoint.chat_template, str(checkpoint.path / checkpoint.chat_template_file))
+        file = str(checkpoint.path / checkpoint.chat_template_file)
+        return Template.of_text(checkpoint.chat_template, file, checkpoint.special_tokens)
     if ":" in family.template:
         return Template.of_encoder(family.template)
     return Template.of_file(package, family.template)

@@ -577,13 +577,15 @@ class ThinkingDecision(Declaration):
 class Template(Declaration):
     """A resolved template. `reference` is where it came from: `package.module:Class`, or the path of a Jinja file.
 
-    `sha256` is that of the source file: what a report records. `source` is a Jinja file's text.
+    `sha256` is that of the source file: what a report records. `source` is a Jinja file's text; `special_tokens` are
+    the control tokens that it may read, `bos_token` and its like.
     """
 
     kind: Literal["encoder", "jinja"]
     reference: str
     sha256: str
     source: str = Field(default="", repr=False)
+    special_tokens: Annotated[dict[str, str], FROZEN] = {}
 
     @classmethod
     def of_encoder(cls, reference: str) -> Template:
@@ -607,10 +609,11 @@ class Template(Declaration):
             return cls.of_text(data.decode(), f"{package}/{file}")
 
     @classmethod
-    def of_text(cls, source: str, reference: str) -> Template:
+    def of_text(cls, source: str, reference: str, special_tokens: Mapping[str, str] | None = None) -> Template:
         """The Jinja template of this text, which was found at `reference`."""
         digest = hashlib.sha256(source.encode()).hexdigest()
-        return cls(kind="jinja", reference=reference, sha256=digest, source=source)
+        tokens = dict(special_tokens or {})
+        return cls(kind="jinja", reference=reference, sha256=digest, source=source, special_tokens=tokens)
 
 
 class Checkpoint(Declaration):
@@ -620,6 +623,7 @@ class Checkpoint(Declaration):
     model_type: str | None = None
     chat_template: str | None = None
     chat_template_file: str = "chat_template.jinja"
+    special_tokens: Annotated[dict[str, str], FROZEN] = {}
 
     @property
     def chat_template_sha256(self) -> str | None:
@@ -701,6 +705,23 @@ class Family(Declaration):
                     raise ValueError(f"the template kwarg {key!r} is in {owner[key]} and in {what}; it belongs in one")
                 owner[key] = what
         return self
+
+    def check_parsers(self, engine: str, *, reasoning: str | None, tool_call: str | None) -> None:
+        """Raises FamilyError where an engine parses with others than this family's: it would read no calls, or no
+        thoughts, in what the model says. An engine that the family says nothing about may have any."""
+        declared = self.parsers.get(engine)
+        for what, ours, theirs in (
+            ("reasoning", declared and declared.reasoning, reasoning),
+            ("tool call", declared and declared.tool_call, tool_call),
+        ):
+            if declared and ours != theirs:
+                raise FamilyError(
+                    f"{engine} reads {self.name} with the {what} parser {ours or 'none'}, and this one has {theirs or 'none'}; "
+                    "start it with the family's own",
+                    engine=engine,
+                    found=theirs,
+                    declared=ours,
+                )
 
     def revision(self, name: str | None) -> Revision:
         """The revision of that name; the first where it is None. Raises KeyError with the known names."""

@@ -12,8 +12,9 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn, Self, cast
 
 import jinja2
 import jinja2.ext
@@ -26,8 +27,21 @@ from jinja2.visitor import NodeTransformer
 
 from tito_core.errors import TemplateError
 from tito_core.prompts.messages import Message, Tool
-from tito_core.prompts.template import Parts, Rendered
-from tito_core.prompts.traced import LOCAL, LOST, TEMPLATE, Traced, concat, like, origins, stringified
+from tito_core.prompts.template import Parts, Rendered, Source, Span
+from tito_core.prompts.traced import (
+    LOCAL,
+    LOST,
+    TEMPLATE,
+    Chain,
+    Probe,
+    Question,
+    Seen,
+    Traced,
+    concat,
+    like,
+    origins,
+    stringified,
+)
 
 __all__ = ["JinjaRenderer"]
 
@@ -35,6 +49,12 @@ LARGEST_TEMPLATE: Final = 1024 * 1024
 """The longest template that is compiled, in characters."""
 LARGEST_TEXT: Final = 64 * 1024 * 1024
 """The longest prompt that is rendered, in characters. One expression of a template can still make a longer text."""
+
+SHORT: Final = 16
+SHORT_TEXT: Final = 256
+"""What a shape is remembered of: so many messages, and so many characters of an assistant's text in it."""
+SKELETONS: Final = 1024
+"""How many shapes a renderer remembers."""
 
 SPECIAL_TOKENS: Final = frozenset(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "image", "audio", "video")
@@ -45,7 +65,7 @@ _GIVEN: Final = frozenset({"messages", "tools", "documents", "add_generation_pro
 
 
 class JinjaRenderer:
-    """Renders with one chat template; a `Renderer`. `name` is what errors call it.
+    """Renders with one chat template; a `Renderer`. `name` is what errors call it. Of `special_tokens` it reads some.
 
     Kwargs are the names that the template reads beside the messages, tools and `add_generation_prompt`; any other raises,
     for a template says nothing about what it ignores. A text among them is content, a special token's excepted.
@@ -55,7 +75,7 @@ class JinjaRenderer:
     bounded. Neither the time of a render nor the memory of a single expression is.
     """
 
-    def __init__(self, source: str, name: str) -> None:
+    def __init__(self, source: str, name: str, special_tokens: Mapping[str, str] | None = None) -> None:
         if len(source) > LARGEST_TEMPLATE:
             raise TemplateError(
                 f"the template {name} has {len(source):,} characters; at most {LARGEST_TEMPLATE:,} are rendered"
@@ -71,8 +91,11 @@ class JinjaRenderer:
             raise TemplateError(f"the template {name} can't be compiled: line {cause.lineno}: {cause}") from cause
         except RecursionError:
             raise TemplateError(f"the template {name} can't be compiled: it nests too deep") from None
+        self._skeletons: dict[Any, _Skeleton | Literal["new", "once"] | None] = {}
         self.kwargs = frozenset(read - _GIVEN - set(environment.globals))
         """The names that the template reads beside what every render gives it."""
+        tokens = {name: one for name, one in (special_tokens or {}).items() if name in SPECIAL_TOKENS}
+        self._tokens = {name: one for name, one in tokens.items() if name in self.kwargs}
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
         if unknown := sorted(set(kwargs) - self.kwargs):
@@ -82,15 +105,71 @@ class JinjaRenderer:
                 key=unknown[0],
             )
         _check(messages, self._name)
-        variables = functools.partial(_variables, messages, tools, kwargs)
-        try:
-            text = "".join(_run(self._plain, variables(_plain_dict, _plain_text), self._name))
-        except TemplateError:
-            raise
-        except Exception as cause:
-            raise self._failed(cause, variables, messages) from cause
-        trace = _Trace()
+        kwargs = {**self._tokens, **kwargs}
+        shape = None if tools else _Shape.of(messages, kwargs)
+        if shape is None:
+            return self._rendered(messages, tools, kwargs)
+        skeleton = self._skeletons.get(shape.key, "new")
+        if isinstance(skeleton, _Skeleton) and (made := skeleton.filled(shape.texts)) is not None:
+            return made
+        rendered = self._rendered(messages, tools, kwargs)
+        if skeleton == "new":
+            if len(self._skeletons) >= SKELETONS:
+                self._skeletons.clear()
+            self._skeletons[shape.key] = "once"
+        elif skeleton == "once":
+            learnt = self._learnt(shape, messages, kwargs)
+            fits = learnt is not None and learnt.filled(shape.texts) in (None, rendered)
+            self._skeletons[shape.key] = learnt if fits else None
+        return rendered
+
+    def _learnt(self, shape: _Shape, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> _Skeleton | None:
+        """What every render of this shape prints, learnt from probes; None where it depends on the texts themselves."""
+        slots, seen, trace = shape.marks(), Seen(), _Trace()
+
+        def text(one: str, origin: int) -> str:
+            return Probe._of(one, origin, slots[one], seen) if one in slots else Traced(one, origin)
+
+        variables = _variables(shape.marked(messages), (), kwargs, _Chat, text)
+        runs: list[tuple[_Element, int, int | None]] = []
         with trace:
+            try:
+                for piece in _run(self._traced, variables, self._name):
+                    for part in piece._parts if isinstance(piece, Probe) else (piece,):
+                        if isinstance(part, Probe):
+                            runs.append(((part._slot, part._chain), part._runs[0][1], trace.now))
+                            continue
+                        place = 0
+                        for size, origin in _runs(part):
+                            runs.append((str(part)[place : place + size], origin, trace.now))
+                            place += size
+            except Exception:
+                return None
+        if seen.spoilt or trace.passing or any(origin == LOST for _, origin, _ in runs):
+            return None
+        sized = [(1, _settled(origin, now), now) for _, origin, now in runs]
+        spans: list[tuple[list[_Element], Source, int, str]] = []
+        for (element, _, _), (_, origin, _), index in zip(runs, sized, _indices(sized, len(messages)), strict=True):
+            whose: tuple[Source, int, str] = (
+                "template" if origin == TEMPLATE else "content",
+                index,
+                messages[index].role if index >= 0 else "system",
+            )
+            if spans and spans[-1][1:] == whose:
+                spans[-1][0].append(element)
+            else:
+                spans.append(([element], *whose))
+        return _Skeleton(spans, seen.questions)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
+        variables = functools.partial(_variables, messages, tools, kwargs)
+        with _Trace() as trace:
+            try:
+                text = "".join(_run(self._plain, variables(_plain_dict, _plain_text), self._name))
+            except TemplateError:
+                raise
+            except Exception as cause:
+                raise self._failed(cause, variables, messages) from cause
             try:
                 followed = _run(self._traced, variables(_Chat, Traced), self._name)
                 pieces = [(piece, trace.now) for piece in followed]
@@ -102,8 +181,7 @@ class JinjaRenderer:
         self, cause: Exception, variables: Callable[..., dict[str, Any]], messages: Sequence[Message]
     ) -> TemplateError:
         """What a template raised, and in whose turn: the traced run comes to the same place."""
-        trace = _Trace()
-        with trace, contextlib.suppress(Exception):
+        with _Trace() as trace, contextlib.suppress(Exception):
             for _ in _run(self._traced, variables(_Chat, Traced), self._name):
                 pass
         at, where = "these messages", {}
@@ -119,14 +197,21 @@ class JinjaRenderer:
         runs: list[tuple[int, int, int | None]] = []
         place = 0
         for piece, now in pieces:
-            for size, origin in piece._runs if isinstance(piece, Traced) else ((len(piece), TEMPLATE),):
+            for size, origin in _runs(piece):
                 if origin == LOST:
                     shown = text[place : place + size]
                     raise self._untold(f"where {shown[:60]!r} comes from, whether from itself or from a message")
-                if origin == LOCAL:
-                    origin = TEMPLATE if now is None else now
-                runs.append((size, origin, now))
+                runs.append((size, _settled(origin, now), now))
                 place += size
+        printed = {origin for _, origin, _ in runs}
+        for index, message in enumerate(messages):
+            if message.role != "assistant" and index not in printed and message.content.strip():
+                raise TemplateError(
+                    f"the template {self._name} prints nothing of message {index} ({message.role}); send what it says in a "
+                    "role that the template knows",
+                    index=index,
+                    role=message.role,
+                )
         if text != "".join([piece for piece, _ in pieces]):
             raise self._untold("what it prints from what messages hold: another text is rendered when it is followed")
         parts, place = Parts(), 0
@@ -142,6 +227,15 @@ class JinjaRenderer:
             f"the template {self._name} does not let it be told {what}; join texts with +, ~ or join, and cut them with "
             "split, strip, replace or slices"
         )
+
+
+def _runs(piece: str) -> Sequence[tuple[int, int]]:
+    """A printed piece's stretches: size and origin. One without any is the template's own."""
+    return piece._runs if isinstance(piece, Traced) else ((len(piece), TEMPLATE),)
+
+
+def _settled(origin: int, now: int | None) -> int:
+    return origin if origin != LOCAL else TEMPLATE if now is None else now
 
 
 def _indices(runs: Sequence[tuple[int, int, int | None]], count: int) -> Iterator[int]:
@@ -209,10 +303,120 @@ def _run(template: jinja2.Template, variables: dict[str, Any], name: str) -> Ite
     """What a template prints, piece by piece. Raises TemplateError where that is too long."""
     size = 0
     for piece in template.root_render_func(template.new_context(variables)):
-        size += len(piece)
+        size += str.__len__(piece)
         if size > LARGEST_TEXT:
             raise TemplateError(f"the template {name} prints more than {LARGEST_TEXT:,} characters")
         yield piece
+
+
+# What renders of one shape have in common.
+
+_Element = str | tuple[int, Chain]
+"""A part of a text: a fixed one, or a slot and the strips that its text goes through."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a short conversation is beside the texts of its users, systems and tools and the ids of its calls.
+
+    `texts` are those: contents by their slot, the ids from the end, the first at -1.
+    """
+
+    key: Any
+    texts: list[str]
+    ids: int
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> _Shape | None:
+        """None where it is none to remember: long, or with calls' arguments, or with a blank text that is not empty."""
+        if len(messages) > SHORT:
+            return None
+        contents: list[str] = []
+        ids: dict[str, int] = {}
+        shapes: list[Any] = []
+        for one in messages:
+            names = []
+            for call in one.tool_calls:
+                if call.arguments:
+                    return None
+                names.append((call.name, call.id if call.id is None else ids.setdefault(call.id, ~len(ids))))
+            answers = one.tool_call_id if one.tool_call_id is None else ids.setdefault(one.tool_call_id, ~len(ids))
+            if one.role == "assistant":
+                said = one.content + one.reasoning + "".join([name for name, _ in names])
+                if len(said) > SHORT_TEXT or not said.isascii():
+                    return None
+                shapes.append((one.role, one.content, one.reasoning, *names))
+            elif one.content:
+                if one.content.isspace():
+                    return None
+                contents.append(one.content)
+                shapes.append((one.role, True, answers))
+            else:
+                shapes.append((one.role, False, answers))
+        if not all(kind in (bool, str, int, float, type(None)) for kind in map(type, kwargs.values())):
+            return None
+        if any(not identity or identity.isspace() for identity in ids):
+            return None
+        given = tuple(sorted((name, repr(value)) for name, value in kwargs.items()))
+        return cls((given, tuple(shapes)), [*contents, *reversed(ids)], len(ids))
+
+    def marks(self) -> dict[str, int]:
+        """A text for each slot that no conversation holds, and the slot."""
+        contents = len(self.texts) - self.ids
+        slots = [*range(contents), *(~place for place in range(self.ids))]
+        return {f"{_MARK}{slot}{_MARK}": slot for slot in slots}
+
+    def marked(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the marks in place of the texts."""
+        ids = {self.texts[~place]: f"{_MARK}{~place}{_MARK}" for place in range(self.ids)}
+        number = itertools.count()
+        return [
+            replace(
+                one,
+                content=f"{_MARK}{next(number)}{_MARK}" if one.content and one.role != "assistant" else one.content,
+                tool_calls=tuple(replace(call, id=ids.get(call.id)) if call.id else call for call in one.tool_calls),
+                tool_call_id=ids.get(one.tool_call_id) if one.tool_call_id else None,
+            )
+            for one in messages
+        ]
+
+
+_MARK: Final = "\U0010fffd"
+
+
+class _Skeleton:
+    """The spans of a shape, and the questions whose answers they rest on."""
+
+    def __init__(
+        self, spans: Sequence[tuple[Sequence[_Element], Source, int, str]], questions: Mapping[Question, bool]
+    ) -> None:
+        self._spans = spans
+        self._questions = [
+            (slot, chain, method, asked, answer) for (slot, chain, method, asked), answer in questions.items()
+        ]
+
+    def filled(self, texts: Sequence[str]) -> Rendered | None:
+        """The render of these texts; None where a question has another answer for one of them."""
+        for slot, chain, method, asked, answer in self._questions:
+            if getattr(str, method)(_stripped(texts[slot], chain), asked) is not answer:
+                return None
+        parts: list[str] = []
+        spans: list[Span] = []
+        end = 0
+        for elements, source, index, role in self._spans:
+            start = end
+            for element in elements:
+                part = element if isinstance(element, str) else _stripped(texts[element[0]], element[1])
+                parts.append(part)
+                end += len(part)
+            spans.append(Span(start, end, source, index, role))
+        return Rendered("".join(parts), tuple(spans))
+
+
+def _stripped(text: str, chain: Chain) -> str:
+    for method, chars in chain:
+        text = getattr(text, method)(chars)
+    return text
 
 
 # The variables of a render.
@@ -342,7 +546,7 @@ def _tojson(
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+    return _TRACE.get().moment.strftime(format)
 
 
 def _environment(kind: Callable[..., Any], **options: Any) -> Any:
@@ -362,9 +566,13 @@ class _Trace:
 
     def __init__(self) -> None:
         self._loops: list[int | None] = [None]
+        self.moment = datetime.now()
+        self.passing = False
+        """Whether what was printed is of the moment: a date, or chance."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._told = _TRACE.set(self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         _TRACE.reset(self._told)
@@ -500,12 +708,21 @@ def _followed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def followed(*args: Any, **kwargs: Any) -> Any:
+        if name == "random":
+            _TRACE.get().passing = True
+        for one in args if name not in _OPEN else ():
+            if isinstance(one, Probe):
+                one._spoil()
         made = function(*args, **kwargs)
         if not isinstance(made, str) or isinstance(made, Traced):
             return made
         return stringified(made, args[:1]) if structured else like(made, args, kwargs)
 
     return followed
+
+
+_OPEN: Final = frozenset({"trim", "string", "default", "d", "replace"})
+"""The filters that do nothing to a text but what its own methods do."""
 
 
 def _joined(eval_ctx: nodes.EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> str:
@@ -520,5 +737,17 @@ def _tracing() -> _Tracing:
     made.code_generator_class = _Generator
     made.filters.update({name: _followed(name, function) for name, function in made.filters.items()})
     made.filters["join"] = jinja2.pass_eval_context(_joined)
-    made.globals["strftime_now"] = lambda format: Traced(_strftime_now(format), TEMPLATE)
+    for test in ("iterable", "sequence"):
+        plain: Any = made.tests[test]
+        made.tests[test] = cast(Any, functools.partial(_is_text_or, plain))
+    made.globals["strftime_now"] = _passing
     return made
+
+
+def _is_text_or(test: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, str) or test(value)
+
+
+def _passing(format: str) -> str:
+    _TRACE.get().passing = True
+    return Traced(_strftime_now(format), TEMPLATE)

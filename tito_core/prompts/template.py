@@ -93,7 +93,7 @@ def renderer(template: Template) -> Renderer:
     if template.kind == "jinja":
         from tito_core.prompts.jinja import JinjaRenderer  # which imports this module
 
-        return JinjaRenderer(template.source, template.reference)
+        return JinjaRenderer(template.source, template.reference, template.special_tokens)
     found = load_reference(template.reference)
     if not isinstance(found, type) or not callable(getattr(found, "render", None)):
         raise TemplateError(f"the template {template.reference} is not a class with a render method")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any, Final, SupportsIndex
 
-__all__ = ["LOCAL", "LOST", "TEMPLATE", "Traced", "concat", "like", "origins", "stringified"]
+__all__ = ["LOCAL", "LOST", "TEMPLATE", "Probe", "Seen", "Traced", "concat", "like", "origins", "stringified"]
 
 TEMPLATE: Final = -2
 """The template printed it. A message's content has the message's index, -1 where it belongs to none."""
@@ -155,6 +155,164 @@ for _name in (*_SAME_SIZE, "center", "expandtabs", "format", "format_map", "ljus
     setattr(Traced, _name, _followed(_name))
 
 
+class Seen:
+    """What a template did with probes: the questions it asked about them, and whether it did what can't be told."""
+
+    def __init__(self) -> None:
+        self.questions: dict[Question, bool] = {}
+        self.spoilt = False
+
+
+Chain = tuple[tuple[str, str | None], ...]
+"""Strips, one after the other: method and characters."""
+Question = tuple[int, Chain, str, Any]
+"""Of the text in a slot, after strips: method and argument. The answer is true or false."""
+
+
+class Probe(Traced):
+    """Stands for any text that is not blank, in a slot of a message. Strips and questions are noted; what would tell
+    more about the text than their answers spoils the probe.
+
+    `_parts` are the texts it was joined of, itself where it was not: the probe of a slot, after a chain of strips. A slot
+    below zero holds the id of a call, and no two of those hold the same.
+    """
+
+    __slots__ = ("_chain", "_parts", "_seen", "_slot")
+    _slot: int
+    _chain: Chain
+    _parts: tuple[Traced, ...]
+    _seen: Seen
+
+    @classmethod
+    def _of(cls, text: str, origin: int, slot: int, seen: Seen, chain: Chain = ()) -> Probe:
+        made = str.__new__(cls, text)
+        made._runs = ((len(text), origin),)
+        made._slot, made._chain, made._parts, made._seen = slot, chain, (made,), seen
+        return made
+
+    @classmethod
+    def _joined(cls, text: str, runs: Runs, parts: tuple[Traced, ...], seen: Seen) -> Probe:
+        made = str.__new__(cls, text)
+        made._runs, made._slot, made._chain, made._parts, made._seen = runs, 0, (), parts, seen
+        return made
+
+    def _spoil(self) -> None:
+        self._seen.spoilt = True
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        self._spoil()
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Probe) and max(self._slot, other._slot) < 0 and not self._chain and not other._chain:
+            return self._slot == other._slot  # two calls' ids
+        return self._asked("__eq__", other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __contains__(self, part: object) -> bool:
+        return self._asked("__contains__", part)
+
+    def startswith(self, prefix: Any, *limits: Any) -> bool:
+        return self._asked("startswith", prefix, *limits)
+
+    def endswith(self, suffix: Any, *limits: Any) -> bool:
+        return self._asked("endswith", suffix, *limits)
+
+    def _asked(self, method: str, argument: Any, *limits: Any) -> bool:
+        answer: bool = getattr(str, method)(self, argument, *limits) is True
+        if limits or len(self._parts) > 1 or _probes(argument):
+            self._spoil()
+        elif isinstance(argument, (str, tuple)):
+            asked = tuple(map(str.__str__, argument)) if isinstance(argument, tuple) else str.__str__(argument)
+            self._seen.questions[self._slot, self._chain, method, asked] = answer
+        return answer
+
+    def _lacks(self, part: str) -> None:
+        if not part or self._asked("__contains__", part):
+            self._spoil()
+
+    def _stripped(self, method: str, chars: str | None) -> Probe:
+        if len(self._parts) > 1 or (chars is not None and not chars.isspace()):
+            self._spoil()
+        text = getattr(str, method)(self, chars)
+        chain = (*self._chain, (method, None if chars is None else str.__str__(chars)))
+        return Probe._of(text, self._runs[0][1], self._slot, self._seen, chain)
+
+    def strip(self, chars: str | None = None) -> Probe:
+        return self._stripped("strip", chars)
+
+    def lstrip(self, chars: str | None = None) -> Probe:
+        return self._stripped("lstrip", chars)
+
+    def rstrip(self, chars: str | None = None) -> Probe:
+        return self._stripped("rstrip", chars)
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        self._lacks(sep or "")
+        return [self]
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        self._lacks(sep or "")
+        return [self]
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        self._lacks(sep)
+        return self, _made("", ()), _made("", ())
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:
+        self._lacks(sep)
+        return _made("", ()), _made("", ()), self
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> Probe:
+        self._lacks(old)
+        return self
+
+    def removeprefix(self, prefix: str) -> Probe:
+        if self.startswith(prefix):
+            self._spoil()
+        return self
+
+    def removesuffix(self, suffix: str) -> Probe:
+        if self.endswith(suffix):
+            self._spoil()
+        return self
+
+
+def _probes(value: Any) -> list[Probe]:
+    return [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, Probe)]
+
+
+def _told(method: Callable[..., Any], *, of_itself: bool) -> Callable[..., Any]:
+    """A method of strings whose answer tells something of the probes among its arguments, or of the one it is of."""
+
+    @functools.wraps(method)
+    def told(self: Traced, *args: Any, **kwargs: Any) -> Any:
+        for probe in (*([self] if of_itself else []), *_probes(args)):
+            assert isinstance(probe, Probe)
+            probe._spoil()
+        return method(self, *args, **kwargs)
+
+    return told
+
+
+_UNTOLD: Final = {
+    *("__new__", "__init__", "__getattribute__", "__repr__", "__str__", "__sizeof__", "__getnewargs__", "__doc__"),
+    *("__add__", "__radd__", "join", "maketrans"),
+}
+for _name in sorted({*vars(str), *vars(Traced)} - _UNTOLD):
+    _method = getattr(Traced, _name)
+    if callable(_method):
+        if _name not in vars(Probe):
+            setattr(Probe, _name, _told(_method, of_itself=True))
+        if not _name.startswith("__") or _name in ("__contains__", "__mod__"):
+            setattr(Traced, _name, _told(_method, of_itself=False))
+
+
 def _made(text: str, runs: Runs) -> Traced:
     traced = str.__new__(Traced, text)
     traced._runs = runs
@@ -167,20 +325,22 @@ def _as_traced(text: str) -> Traced:
 
 def concat(parts: Iterable[str], plain: int = LOST) -> Traced:
     """The parts joined; `plain` is the origin of those that have none."""
-    texts: list[str] = []
-    runs: list[tuple[int, int]] = []
-    for part in parts:
-        texts.append(part)
-        if isinstance(part, Traced):
-            runs += part._runs
-        elif part:
-            runs.append((len(part), plain))
-    merged = groupby(runs, key=lambda run: run[1])
-    return _made("".join(texts), tuple((sum(size for size, _ in group), origin) for origin, group in merged))
+    texts = [part if isinstance(part, Traced) else Traced(part, plain) for part in parts]
+    merged = groupby((run for text in texts for run in text._runs), key=lambda run: run[1])
+    runs = tuple((sum(size for size, _ in group), origin) for origin, group in merged)
+    probe = next((text for text in texts if isinstance(text, Probe)), None)
+    if probe is None:
+        return _made("".join(texts), runs)
+    flat = [one for text in texts for one in (text._parts if isinstance(text, Probe) else (text,) if text else ())]
+    if len(flat) == 1:
+        return flat[0]
+    return Probe._joined("".join(texts), runs, tuple(flat), probe._seen)
 
 
 def origins(value: Any) -> set[int]:
     """The origins of all text inside a value."""
+    if isinstance(value, Probe):
+        value._spoil()
     if isinstance(value, Traced):
         return {origin for _, origin in value._runs}
     if isinstance(value, str):

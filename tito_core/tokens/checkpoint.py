@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_core.errors import CheckpointError
-from tito_core.families.family import Checkpoint, Family
+from tito_core.families.family import NATIVE, Checkpoint, Family
 from tito_core.tokens.encoder import Encoder
 
 __all__ = ["accept", "check_control_tokens", "check_model_type", "read"]
@@ -28,16 +28,16 @@ def read(model: str | os.PathLike[str]) -> Checkpoint:
     if config is None:
         raise CheckpointError(f"{path} has no config.json, so its model type is unknown; is it a whole checkpoint?")
     model_type = config.get("model_type")
-    file = "chat_template.jinja"
+    file, declared = "chat_template.jinja", _json(path / "tokenizer_config.json") or {}
     template = _text(path / file)
     if template is None:
-        file = "tokenizer_config.json"
-        template = _template((_json(path / file) or {}).get("chat_template"))
+        file, template = "tokenizer_config.json", _template(declared.get("chat_template"))
     return Checkpoint(
         path=path,
         model_type=model_type if isinstance(model_type, str) else None,
         chat_template=template,
         chat_template_file=file,
+        special_tokens=_special_tokens(declared),
     )
 
 
@@ -62,9 +62,10 @@ def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str
             f"{checkpoint.path} has a chat template that prints none of {', '.join(family.segments.delimiters)}, which "
             f"delimit the messages of {family.name}; it belongs to another family"
         )
+    used = "it" if family.template == NATIVE else family.template
     return [
         f"{checkpoint.path} has a chat template of its own (sha256 {digest}) that {family.name} does not know; prompts "
-        f"are rendered with {family.template}, so make sure that this checkpoint is one of {', '.join(family.models)}"
+        f"are rendered with {used}, so make sure that this checkpoint is one of {', '.join(family.models)}"
     ]
 
 
@@ -89,6 +90,16 @@ def _template(declared: Any) -> str | None:
         named = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
         declared = named.get("default")
     return declared if isinstance(declared, str) else None
+
+
+def _special_tokens(declared: dict[str, Any]) -> dict[str, str]:
+    """The control tokens that a tokenizer_config.json gives a template to read, as text or as an added token."""
+    made = {}
+    for name, token in declared.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            made[name] = text
+    return made
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -178,6 +178,9 @@ class Comparator:
                 # The end of what was printed became one token with the text.
                 said = one.start + self._within(run, len(data))
                 begins = two.start + self._within(prefix, self._size(run, said - one.start))
+            elif not len(self._openers):
+                # A message that doesn't fit the mode: what the template prints after the header hangs on the message.
+                begins = min(begins, two.said)
         elif not np.array_equal(missing, actual[begins : begins + len(missing)]):
             said = one.said
         return [(one.start, said, two.start, begins), (said, one.end, begins, two.end)]

@@ -609,7 +609,8 @@ def compare(bench: Bench, conversation: Conversation) -> int:
         else:
             others = opening if int(ids[place]) in opening else bench.plain_ids
             changed[place] = next(one for one in others if one != int(ids[place]))
-        kinds = [mismatch.kind for mismatch in codec.compare(ids, changed, append.spans)]
+        told = () if places is openers else append.spans  # an opener is known for what it is without being told
+        kinds = [mismatch.kind for mismatch in codec.compare(ids, changed, told)]
         if kinds != [kind]:
             raise Broken(
                 f"with another id at {place}, {codec.decode(ids[place : place + 1])!r}, the comparator says {kinds}, not {kind}",

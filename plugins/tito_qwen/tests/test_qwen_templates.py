@@ -17,7 +17,7 @@ THINKING = ("qwen3", "qwennext", "qwen35", "qwen36", "qwen38")
 XML = ("qwen35", "qwen36", "qwen38")
 EVERYBODY = ("system", "user", "user", "assistant", "assistant", "tool", "tool", "developer")
 ABSENT: Any = object()
-EXAMPLES = settings(max_examples=60)
+EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 def kwargs_of(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:

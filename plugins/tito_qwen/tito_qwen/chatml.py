@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from tito_core import AppendRoles, Boundary, ControlToken, Family, Parsers, Segments, Thinking, Vocabulary
+from tito_core import AppendRoles, Boundary, ControlToken, Family, Parsers, Revision, Segments, Thinking, Vocabulary
 from tito_qwen.ranks import QWEN3_ADDED, QWEN35_ADDED
 from tito_qwen.recipes import ISSUES, RECIPES, RULES
 
-__all__ = ["PRESERVING", "QWEN3", "QWEN35", "THINKING", "TRIMS", "chatml", "with_fp8"]
+__all__ = ["JOINED", "PRESERVING", "QWEN3", "QWEN35", "THINKING", "TRIMS", "chatml", "with_fp8"]
 
 Role = Literal["tool", "user", "system", "assistant"]
 State = Literal["reasoning", "content", "call"]
@@ -25,6 +25,8 @@ CALL, UNCALL = "<tool_call>", "</tool_call>"
 PRESERVING: Final = {"preserve_thinking": True}
 """Old thoughts stay, whatever follows: without it no user message could be appended."""
 THINKING: Final = Thinking(aliases=("enable_thinking", "thinking"), forward_as="enable_thinking", default=True)
+JOINED: Final = (Revision(name="default", text_joiner=""),)
+"""From 3.5 on, templates print the text parts of a message's content without anything between."""
 TRIMS: Final = frozenset({"system", "user", "tool", "assistant", "reasoning"})
 """From 3.5 on, nothing that somebody said keeps the white space at its edges."""
 

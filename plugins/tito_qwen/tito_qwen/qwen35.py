@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tito_core import Family, hookimpl
-from tito_qwen.chatml import PRESERVING, QWEN35, THINKING, TRIMS, chatml, with_fp8
+from tito_qwen.chatml import JOINED, PRESERVING, QWEN35, THINKING, TRIMS, chatml, with_fp8
 
 SMALL = "273d8e0e683b885071fb17e08d71e5f2a5ddfb5309756181681de4f5a1822d80"
 
@@ -21,6 +21,7 @@ def tito_family() -> Family:
         calls="xml",
         thinking=THINKING.model_copy(update={"defaults": {SMALL: False}}),
         fixed_kwargs=PRESERVING,
+        revisions=JOINED,
         trims=TRIMS,
         chat_template_sha256={
             "a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715": "Qwen3.5-4B and larger",

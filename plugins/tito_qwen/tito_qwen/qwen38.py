@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tito_core import Family, hookimpl
-from tito_qwen.chatml import PRESERVING, QWEN35, THINKING, TRIMS, chatml, with_fp8
+from tito_qwen.chatml import JOINED, PRESERVING, QWEN35, THINKING, TRIMS, chatml, with_fp8
 
 
 @hookimpl
@@ -16,6 +16,7 @@ def tito_family() -> Family:
         calls="xml",
         thinking=THINKING,
         fixed_kwargs=PRESERVING,
+        revisions=JOINED,
         kwargs=("reasoning_effort",),
         trims=TRIMS,
         chat_template_sha256={

@@ -24,10 +24,10 @@ MARKS: Final = (THINK, UNTHINK, CALL, UNCALL)
 # What a model may write about as it may about any text: in a thought or a call it stands for its own characters.
 NAMES: Final = frozenset({*MARKS, "<tool_response>", "</tool_response>"})
 
-_FUNCTION: Final = re.compile(r"\s*<function=([^>]*)>\s*")
+_FUNCTION: Final = re.compile(r"\s*<function=([^<>\n]*)>\s*")
 _PARAMETER: Final = re.compile(
     # The closing mark is the first that a parameter or the function's end follows: a value may hold others.
-    r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>\s*\Z)",
+    r"<parameter=([^<>\n]*)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>\s*\Z)",
     re.DOTALL,
 )
 _UNFUNCTION: Final = re.compile(r"</function>\s*\Z")
@@ -205,6 +205,11 @@ def _xml_call(body: str, tools: Sequence[Tool]) -> ToolCall:
     schema = next((tool.function.get("parameters") for tool in tools if tool.name == head[1]), None)
     at, arguments = head.end(), list[str]()
     while (parameter := _PARAMETER.match(body, at)) is not None:
+        if "<parameter=" in parameter[2]:
+            raise _NotOk(
+                f"the call of {head[1]!r} says two things: the parameter {parameter[1]!r} holds <parameter=, or is not "
+                "closed before it"
+            )
         arguments.append(f"{_dump(parameter[1])}: {_value(parameter[2], _types_of(schema, parameter[1]))}")
         at = parameter.end()
     if _UNFUNCTION.match(body, at) is None:
