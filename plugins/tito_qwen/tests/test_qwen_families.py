@@ -186,12 +186,13 @@ def test_effort_is_part_of_the_frozen_decision() -> None:
         session.prepare([*history, Q], chat_template_kwargs={"reasoning_effort": "medium"})
     with pytest.raises(ThinkingError, match="'reasoning_effort', which qwen36 does not know"):
         codec("qwen36").decide(chat_template_kwargs={"reasoning_effort": "low"})
-    with pytest.raises(TemplateError) as caught:
-        codec("qwen38").session(chat_template_kwargs={"reasoning_effort": "high"}).prepare([Q])
+    with pytest.raises(ThinkingError) as caught:
+        codec("qwen38").session(chat_template_kwargs={"reasoning_effort": "high"})
     assert str(caught.value) == (
-        "the template tito_qwen/templates/qwen38.jinja refuses these messages: Unexpected reasoning effort high. Supported "
-        "types are xhigh (default), medium, and low."
+        "session chat_template_kwargs has reasoning_effort='high'; qwen38 takes 'xhigh', 'medium' or 'low' there"
     )
+    assert codec("qwen38").decide().forward_kwargs == {"reasoning_effort": "xhigh", "enable_thinking": True}
+    assert codec("qwen38").decide(False).forward_kwargs == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
