@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 import tito_core
+from conversations import Conversation, Json
+from driven import AT_ONCE, MOST, Scripted, held
 from drawn import at_once, codec, drawn
 from prompts import first_prompts, rendered, texts_of
-from sglang_server import Serve, Server
+from qwen_upstream import rendered as printed_by
+from qwen_upstream import upstream
+from sglang_server import Serve, Server, processor, scripted
+from tito_core import Completion, Parsed, SGLangEngine
 from tito_core.cli.main import tito
 from tito_core.prompts.thinking import engine_kwargs
-from token_path import added
+from tito_core.verify.live import verify_live
+from tito_core.verify.report import Report
+from token_path import added, engine_ids, resplit
 
 SESSIONS = 16
 END = "<|im_end|>"
@@ -159,5 +170,5 @@ def test_probe(qwen: Server) -> None:
         choice = qwen.chat(input_ids=prompt, max_tokens=len(ids), skip_special_tokens=False, tools=[{"type": "function", "function": {"name": "f"}}], **engine_kwargs(decision), **scripted(ids))
         m = choice["message"]
         made = tito_core.parse(codec("qwen3"), Completion(ids, [0.0] * len(ids), "stop", id="c"), decision)
-        print(thinking, repr(text), "\n   T", (m["reasoning_content"], m["content"], [(c["function"]["name"], c["function"]["arguments"]) for c in m["tool_calls"] or ()], choice["finish_reason"]), "\n   O", (made.state, made.reasoning, made.content, [(c.name, c.text) for c in made.tool_calls]))
+        print(thinking, repr(text), "\n   T", (m["reasoning_content"], m["content"], [(c["function"]["name"], c["function"]["arguments"]) for c in m.get("tool_calls") or ()], choice["finish_reason"]), "\n   O", (made.state, made.reasoning, made.content, [(c.name, c.text) for c in made.tool_calls]))
     assert not print

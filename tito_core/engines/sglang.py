@@ -18,7 +18,8 @@ _META = ("prompt_tokens", "completion_tokens", "cached_tokens", "spec_accept_len
 
 
 class SGLangEngine(HTTPEngine):
-    """SGLang 0.5.23 and later. `endpoint`: `chat`, or `generate`, where our own parser makes the message.
+    """SGLang 0.5.23 and later. `endpoint`: `chat`, or `generate`, where our own parser makes the message; on `chat` it does
+    for a turn that was cut in which SGLang's parsers find calls.
 
     The thinking kwargs go to `chat` in every call; `generate` renders and parses nothing, and has no place for them.
     """
@@ -53,6 +54,8 @@ class SGLangEngine(HTTPEngine):
             choice = choice_of(self, answer)
             ids, prompt = choice.get("response_token_ids"), choice.get("prompt_token_ids")
             finish, said = choice.get("finish_reason"), choice.get("message")
+            if finish == "length" and mapping(said).get("tool_calls"):
+                said = None  # its parsers make calls of what stands before a cut; what is whole our own can tell
         else:
             limits = self.merged({"max_new_tokens": max_tokens, "skip_special_tokens": False}, sampling)
             ours = {
