@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,16 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import strategies as st
 
 import tito_core
+from completions import PLAIN, TOOLS, VALUES
 from conversations import Conversation, Json
-from driven import AT_ONCE, MOST, Scripted, held
 from drawn import at_once, codec, drawn
+from driven import AT_ONCE, MOST, Scripted, held
 from prompts import first_prompts, rendered, texts_of
 from qwen_upstream import rendered as printed_by
 from qwen_upstream import upstream
 from sglang_server import Serve, Server, processor, scripted
-from tito_core import Completion, Parsed, SGLangEngine
+from tito_core import Completion, SGLangEngine
 from tito_core.cli.main import tito
 from tito_core.prompts.thinking import engine_kwargs
 from tito_core.verify.live import verify_live
@@ -108,9 +111,7 @@ def test_random_output_is_kept_as_it_was_sampled(qwen: Server, tmp_path: Path, m
 
 def test_scripted_output_with_thoughts_calls_cuts_and_garbled_markup(qwen: Server) -> None:
     with Scripted(qwen) as engine:
-        report = verify_live(
-            "qwen3", engine, sessions=SESSIONS, concurrency=AT_ONCE, truncation="close", threshold=1.0
-        )
+        report = verify_live("qwen3", engine, sessions=SESSIONS, concurrency=AT_ONCE, truncation="close", threshold=1.0)
     held(report, SESSIONS)
     assert report.sessions.calls > 0
     assert {"cut"} < set(report.sessions.actions)
@@ -140,35 +141,143 @@ def test_the_other_end_token_ends_a_turn_and_stays(qwen: Server) -> None:
     assert text.endswith("hi<|endoftext|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_probe(qwen: Server) -> None:
-    T, U, C, D = "<think>", "</think>", "<tool_call>", "</tool_call>"
-    J = '{"name": "f", "arguments": {"k": "v"}}'
-    for thinking, text in [
-        (True, f"{T}\nso\n{U}\n\nhi{END}"),
-        (True, f"{T}\nso\n{U}\n\nhi\n{C}\n{J}\n{D}{END}"),
-        (False, f"hi\n{C}\n{J}\n{D}\n{C}\n{J}\n{D}{END}"),
-        (True, f"{T}\nso{END}"),
-        (True, f"{T}\nso\n{C}\n{J}\n{D}{END}"),
-        (False, f"a{T}b{U}c{END}"),
-        (True, f"{T}\n{T}so\n{U}\n\nhi{END}"),
-        (False, f"a{T}b{END}"),
-        (False, f"a{U}b{END}"),
-        (False, f"\n{C}\n{J}\n{D}x{C}\n{J}\n{D}y{END}"),
-        (False, f" hi \n{C}\n{J}\n{D}{END}"),
-        (False, f"hi\n{C}\n{J[:-1]}\n{D}{END}"),
-        (False, f"hi\n{C}\n{J}{END}"),
-        (False, f"hi\n{C}{J}{D}{END}"),
-        (False, "hi\n"+C+"\n"+J.replace('{"k": "v"}','"v"')+"\n"+D+END),
-        (False, "hi\n"+C+"\n"+J.replace('"f"','"g"')+"\n"+D+END),
-        (True, f"so{END}"),
-        (True, f"so{U}hi{END}"),
-        (False, f"{T}\nso\n{U}\n\nhi{END}"),
-    ]:
-        decision = codec("qwen3").decide(thinking)
-        ids = engine_ids("qwen3", text).tolist()
-        prompt = codec("qwen3").prompt([{"role": "user", "content": "hi"}], decision=decision).ids.tolist()
-        choice = qwen.chat(input_ids=prompt, max_tokens=len(ids), skip_special_tokens=False, tools=[{"type": "function", "function": {"name": "f"}}], **engine_kwargs(decision), **scripted(ids))
-        m = choice["message"]
-        made = tito_core.parse(codec("qwen3"), Completion(ids, [0.0] * len(ids), "stop", id="c"), decision)
-        print(thinking, repr(text), "\n   T", (m["reasoning_content"], m["content"], [(c["function"]["name"], c["function"]["arguments"]) for c in m.get("tool_calls") or ()], choice["finish_reason"]), "\n   O", (made.state, made.reasoning, made.content, [(c.name, c.text) for c in made.tool_calls]))
-    assert not print
+class Said(NamedTuple):
+    """A completion: ids that end with the stop token; what the request says."""
+
+    ids: list[int]
+    thinking: bool
+    tools: tuple[str, ...] = TOOLS
+
+
+class Read(NamedTuple):
+    """What a completion was read as; calls are names and arguments."""
+
+    reasoning: str
+    content: str
+    calls: list[tuple[str, Any]]
+
+
+def theirs(server: Server, one: Said) -> Read:
+    decision = codec("qwen3").decide(one.thinking)
+    prompt = codec("qwen3").prompt([{"role": "user", "content": "q"}], decision=decision).ids.tolist()
+    offered = [{"type": "function", "function": {"name": name}} for name in one.tools]
+    asked = {"tools": offered, "skip_special_tokens": False, **engine_kwargs(decision), **scripted(one.ids)}
+    choice = server.chat(input_ids=prompt, max_tokens=len(one.ids), **asked)
+    assert (choice["prompt_token_ids"], choice["response_token_ids"]) == (prompt, one.ids)
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+    read = [(call["name"], json.loads(call["arguments"])) for call in calls]
+    return Read(message["reasoning_content"] or "", message["content"], read)
+
+
+def ours(one: Said) -> tuple[str, Read]:
+    completion = Completion(one.ids, [0.0] * len(one.ids), "stop", id="c")
+    made = tito_core.parse(codec("qwen3"), completion, codec("qwen3").decide(one.thinking))
+    return made.state, Read(made.reasoning, made.content, [(call.name, call.arguments) for call in made.tool_calls])
+
+
+@st.composite
+def whole(draw: st.DrawFn) -> Said:
+    """The published template's print of a message, in ids that are often not the canonical ones."""
+    thinking, words = draw(st.booleans()), st.sampled_from(PLAIN)
+    arguments = st.dictionaries(st.sampled_from(["path", "b", "ключ"]), st.sampled_from(VALUES), max_size=2)
+    message = {
+        "role": "assistant",
+        "content": draw(words),
+        "reasoning_content": draw(words) if thinking else "",
+        "tool_calls": [
+            {"function": {"name": name, "arguments": draw(arguments)}}
+            for name in draw(st.lists(st.sampled_from(TOOLS), max_size=2))
+        ],
+    }
+    asked, mode = [{"role": "user", "content": "q"}], {"enable_thinking": thinking}
+    header = printed_by(upstream("qwen3"), asked, add_generation_prompt=True, **mode)
+    text = printed_by(upstream("qwen3"), [*asked, message], **mode)
+    assert text.startswith(header)
+    ids = engine_ids("qwen3", text[len(header) :].removesuffix("\n"))
+    seed = draw(st.sampled_from([None, 1, 2]))
+    return Said((ids if seed is None else resplit("qwen3", ids, random.Random(seed))).tolist(), thinking)
+
+
+def test_what_the_template_prints_is_read_alike(qwen: Server) -> None:
+    """Less the line ends around reasoning, which SGLang keeps, and the white space around content that calls follow."""
+    examples = drawn(whole(), 48)
+    for one, found in zip(examples, at_once(lambda one: theirs(qwen, one), examples), strict=True):
+        state, made = ours(one)
+        reasoning, content = found.reasoning, found.content
+        if one.thinking:
+            assert reasoning[0] == reasoning[-1] == "\n"
+            reasoning, content = reasoning[1:-1], content.removeprefix("\n\n")
+        expected = made._replace(content=made.content.strip() if made.calls else made.content)
+        assert (state, Read(reasoning, content, found.calls)) == ("ok", expected), (one, found)
+    assert {(one.thinking, bool(ours(one)[1].calls)) for one in examples} == {
+        (thinking, calls) for thinking in (True, False) for calls in (True, False)
+    }
+
+
+def call(arguments: str = "{}", name: str = "f", more: str = "") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}{more}}}\n</tool_call>'
+
+
+F = ("f", {})
+THOUGHT = "<think>\nso\n</think>\n\n"
+APART = "‖"  # what stands on its two sides is encoded apart
+
+# What differs: thinking, the sampled text, our state, and what we and what SGLang read; None: the text.
+DIFFERENT: dict[str, tuple[bool, str, str, Read | None, Read]] = {
+    "line ends around reasoning": (True, f"{THOUGHT}hi", "ok", Read("so", "hi", []), Read("\nso\n", "\n\nhi", [])),
+    "thinking on, and no `<think>` comes first (`qwen3`)": (True, "hi", "ok", None, Read("hi", "", [])),
+    "reasoning that is never closed, turn ended by itself": (
+        *(True, "<think>\nso", "malformed", None),
+        Read("\nso", "", []),
+    ),
+    "`<tool_call>` in reasoning that is never closed": (
+        *(True, f"<think>\nso\n{call()}", "malformed", None),
+        Read("\nso\n", "", [F]),
+    ),
+    "reasoning of a family that has none; a `</think>` in content": (
+        *(False, "a</think>b", "malformed", None),
+        Read("", "a</think>b", []),
+    ),
+    "a `<think>` in content": (False, "a<think>b</think>c", "malformed", None, Read("a<think>b", "c", [])),
+    "a `<think>` directly after the one that opens reasoning": (
+        *(True, f"<think>{THOUGHT}hi", "ok", Read("<think>\nso", "hi", [])),
+        Read("\nso\n", "\n\nhi", []),
+    ),
+    "spelled marks": (
+        *(True, "<think>a</‖think>b</think>\n\nc", "ok", Read("a</think>b", "c", [])),
+        Read("a", "b</think>\n\nc", []),
+    ),
+    "text after or between calls": (False, f"{call()}a{call()}b", "malformed", None, Read("", "", [F, F])),
+    "white space around content that JSON calls follow": (
+        *(False, f" a \n{call()}", "ok", Read("", " a ", [F])),
+        Read("", "a", [F]),
+    ),
+    "a call that is broken or not closed": (
+        *(False, f"a\n{call('{')}\n{call()}", "malformed", None),
+        Read("", "a", [F]),
+    ),
+    "JSON: a key twice, more or other keys, a list of calls, no arguments": (
+        *(False, call('{"k": 1, "k": 2}', more=', "id": 1'), "malformed", None),
+        Read("", "", [("f", {"k": 2})]),
+    ),
+    "JSON: arguments that are no object": (False, call('"v"'), "malformed", None, Read("", "", [("f", "v")])),
+    "JSON beside its marks, without line ends": (
+        *(False, call().replace("\n", ""), "ok", Read("", "", [F])),
+        Read("", call().replace("\n", ""), []),
+    ),
+    "JSON: a tool that was not offered": (False, call(name="g"), "ok", Read("", "", [("g", {})]), Read("", "", [])),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_listed_differences(qwen: Server, what: str, request: pytest.FixtureRequest) -> None:
+    page = (request.config.rootpath / "docs" / "qwen-completions.md").read_text(encoding="utf-8")
+    assert f"\n| {what} | " in page.partition("## Compared with SGLang")[2]
+    thinking, text, state, expected, their = DIFFERENT[what]
+    one = Said(
+        [number for part in (text + END).split(APART) for number in engine_ids("qwen3", part).tolist()], thinking
+    )
+    assert ours(one) == (state, expected or Read("", text, []))
+    assert theirs(qwen, one) == their
