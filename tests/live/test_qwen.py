@@ -135,9 +135,8 @@ def test_the_other_end_token_ends_a_turn_and_stays(qwen: Server) -> None:
     with SGLangEngine(qwen.url, fields={"custom_logit_processor": processor()}) as engine:
         said = engine.complete(request, max_tokens=20, sampling={"custom_params": {"script": script}})
     assert (np.asarray(said.ids).tolist(), said.finish_reason) == (script, "stop")
-    print(said.message)
-    session.commit(request, said)
-    text = ours.decode(session.prepare([asked, said.message, asked]).ids)
+    turn = session.commit(request, said)
+    text = ours.decode(session.prepare([asked, turn.message.wire(), asked]).ids)
     assert text.endswith("hi<|endoftext|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -157,11 +156,14 @@ class Read(NamedTuple):
     calls: list[tuple[str, Any]]
 
 
+def offered(names: tuple[str, ...]) -> list[Json]:
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
 def theirs(server: Server, one: Said) -> Read:
     decision = codec("qwen3").decide(one.thinking)
     prompt = codec("qwen3").prompt([{"role": "user", "content": "q"}], decision=decision).ids.tolist()
-    offered = [{"type": "function", "function": {"name": name}} for name in one.tools]
-    asked = {"tools": offered, "skip_special_tokens": False, **engine_kwargs(decision), **scripted(one.ids)}
+    asked = {"tools": offered(one.tools), "skip_special_tokens": False, **engine_kwargs(decision), **scripted(one.ids)}
     choice = server.chat(input_ids=prompt, max_tokens=len(one.ids), **asked)
     assert (choice["prompt_token_ids"], choice["response_token_ids"]) == (prompt, one.ids)
     message = choice["message"]
@@ -191,13 +193,25 @@ def whole(draw: st.DrawFn) -> Said:
             for name in draw(st.lists(st.sampled_from(TOOLS), max_size=2))
         ],
     }
-    asked, mode = [{"role": "user", "content": "q"}], {"enable_thinking": thinking}
+    asked: list[Json] = [{"role": "user", "content": "q"}]
+    mode: Json = {"enable_thinking": thinking}
     header = printed_by(upstream("qwen3"), asked, add_generation_prompt=True, **mode)
     text = printed_by(upstream("qwen3"), [*asked, message], **mode)
     assert text.startswith(header)
     ids = engine_ids("qwen3", text[len(header) :].removesuffix("\n"))
     seed = draw(st.sampled_from([None, 1, 2]))
     return Said((ids if seed is None else resplit("qwen3", ids, random.Random(seed))).tolist(), thinking)
+
+
+def test_calls_before_a_cut_are_read_by_our_own_parser(qwen: Server) -> None:
+    session = codec("qwen3").session(thinking=False)
+    request = session.prepare([{"role": "user", "content": "q"}], tools=offered(TOOLS))
+    script = engine_ids("qwen3", f"a\n{call()}\n").tolist()
+    with SGLangEngine(qwen.url, fields={"custom_logit_processor": processor()}) as engine:
+        said = engine.complete(request, max_tokens=len(script), sampling={"custom_params": {"script": script}})
+    assert (said.finish_reason, said.message) == ("length", None)
+    message = session.commit(request, said).message
+    assert (message.content, message.tool_calls) == (f"a\n{call()}\n", ())
 
 
 def test_what_the_template_prints_is_read_alike(qwen: Server) -> None:
@@ -220,7 +234,7 @@ def call(arguments: str = "{}", name: str = "f", more: str = "") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}{more}}}\n</tool_call>'
 
 
-F = ("f", {})
+F: tuple[str, Json] = ("f", {})
 THOUGHT = "<think>\nso\n</think>\n\n"
 APART = "‖"  # what stands on its two sides is encoded apart
 
