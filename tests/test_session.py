@@ -8,15 +8,16 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import importlib.util
 import threading
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import tito_core
-from tito_core import Codec, Completion, Session, Turn
+from chats import TOOL, Json, assistant, call, codec, result, said, state, step, user
+from tito_core import Completion
 from tito_core.errors import (
     CompletionError,
     GateError,
@@ -28,51 +29,6 @@ from tito_core.errors import (
 )
 from token_path import EOS, USER, engine_ids
 from v32_upstream import upstream_text
-
-Json = dict[str, Any]
-TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-
-
-@cache
-def codec() -> Codec:
-    return tito_core.load("deepseekv32", vocabulary="r1")
-
-
-def user(text: str) -> Json:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str, reasoning: str = "r", **more: Any) -> Json:
-    return {"role": "assistant", "content": text, "reasoning_content": reasoning, **more}
-
-
-def call(identity: str, arguments: Any = "{}") -> Json:
-    return {"id": identity, "type": "function", "function": {"name": "f", "arguments": arguments}}
-
-
-def result(identity: str, text: str) -> Json:
-    return {"role": "tool", "tool_call_id": identity, "content": text}
-
-
-def said(message: Json, thinking: bool = True) -> Completion:
-    """A completion in canonical ids: what stands after the prompt in the published print, as `tokenizers` has it."""
-    before = upstream_text([user("0")], [], thinking=thinking)
-    whole = upstream_text([user("0"), message], [], thinking=thinking)
-    assert whole.startswith(before)
-    ids = engine_ids("r1", whole[len(before) :])
-    return Completion(
-        ids, np.linspace(-1, -0.1, len(ids)), "tool_calls" if message.get("tool_calls") else "stop", message=message
-    )
-
-
-def step(session: Session, messages: list[Json], reply: Json, **kwargs: Any) -> Turn:
-    turn = session.commit(session.prepare(messages, **kwargs), said(reply))
-    messages.append(reply)
-    return turn
-
-
-def state(session: Session) -> tuple[Any, ...]:
-    return session.turns, [turn.ids.tolist() for turn in session.turns]
 
 
 def test_a_conversation_is_the_published_print_id_by_id() -> None:
@@ -177,7 +133,6 @@ def test_what_a_client_echoes_matches_and_never_replaces_what_is_stored(echo: Js
         assistant("a", tool_calls=[call("a", '{"x": 1.0, "y": [true]}')]),
         assistant("a", tool_calls=[call("a", {"x": True, "y": [True]})]),
         assistant("a", tool_calls=[call("a", {"x": 1, "y": [1]})]),
-        assistant("a", tool_calls=[call("b", '{"x": 1, "y": [true]}')]),
         assistant("b", tool_calls=[call("a", '{"x": 1, "y": [true]}')]),
         assistant("a", "other", tool_calls=[call("a", '{"x": 1, "y": [true]}')]),
         assistant("a"),
@@ -185,15 +140,13 @@ def test_what_a_client_echoes_matches_and_never_replaces_what_is_stored(echo: Js
 )
 def test_another_message_does_not_match(echo: Json) -> None:
     """On the slow path and, after a first request, on the fast one."""
-    session = codec().session()
+    session = codec().session(linear=True)
     messages = [user("q")]
     step(session, messages, assistant("a", tool_calls=[call("a", '{"x": 1, "y": [true]}')]))
     step(session, [*messages, result("a", "R")], assistant("b"))
     told = [*messages, result("a", "R"), assistant("b"), user("u")]
     session.prepare(told)
     told[1] = echo
-    if echo["tool_calls"][0]["id"] == "b" if echo.get("tool_calls") else False:
-        told[2] = result("b", "R")
     before = state(session)
     with pytest.raises((SessionError, MessageError)):
         session.prepare(told)
@@ -201,7 +154,7 @@ def test_another_message_does_not_match(echo: Json) -> None:
 
 
 def test_the_fast_path_sees_a_message_that_the_client_changed_in_place() -> None:
-    session = codec().session()
+    session = codec().session(linear=True)
     messages = [user("q")]
     step(session, messages, assistant("a"))
     messages.append(user("q2"))
@@ -218,7 +171,7 @@ def test_the_fast_path_sees_a_message_that_the_client_changed_in_place() -> None
 
 
 def test_a_retry_of_the_first_turn_begins_again_twice() -> None:
-    session = codec().session()
+    session = codec().session(linear=True)
     first = session.prepare([user("q")]).ids.tolist()
     for text in ("a", "b", "c"):
         request = session.prepare([user("q")])
@@ -228,7 +181,7 @@ def test_a_retry_of_the_first_turn_begins_again_twice() -> None:
 
 
 def test_one_turn_can_be_rolled_back_not_two() -> None:
-    session = codec().session()
+    session = codec().session(linear=True)
     messages = [user("q")]
     for text in ("a", "b", "c"):
         step(session, messages, assistant(text))
@@ -262,7 +215,7 @@ def test_one_turn_can_be_rolled_back_not_two() -> None:
 
 
 def test_after_a_rollback_nothing_of_the_old_line_is_taken_for_seen() -> None:
-    session = codec().session()
+    session = codec().session(linear=True)
     messages = [user("q")]
     step(session, messages, assistant("a"))
     old = [*messages, user("old")]
@@ -347,9 +300,6 @@ def test_a_sample_masks_exactly_what_was_sampled() -> None:
     assert not sample.logprobs[sample.loss_mask == 0].any()
     covered = [place for span in sample.spans for place in range(span.start, span.end)]
     assert covered == np.flatnonzero(sample.loss_mask == 0).tolist()
-    (short,) = session.samples(max_tokens=7)
-    assert short.tokens.tolist() == sample.tokens[:7].tolist()
-    assert codec().session().samples() == []
 
 
 def test_after_a_stop_string_the_stop_token_is_inserted_and_not_trained() -> None:
@@ -498,7 +448,7 @@ def test_a_completion_keeps_its_own_copy() -> None:
 
 
 def test_a_request_is_for_its_session_and_for_the_tip_it_saw() -> None:
-    session, other = codec().session(), codec().session()
+    session, other = codec().session(linear=True), codec().session(linear=True)
     request = session.prepare([user("q")])
     with pytest.raises(SessionError) as error:
         other.commit(request, said(assistant("a")))
@@ -519,7 +469,7 @@ def test_ids_of_a_turn_can_not_be_written_to() -> None:
 
 
 def test_one_of_many_threads_commits() -> None:
-    session = codec().session()
+    session = codec().session(linear=True)
     requests = [session.prepare([user("q")]) for _ in range(8)]
     outcomes: list[str] = []
 
@@ -545,9 +495,11 @@ def test_a_turn_stores_its_own_new_ids_only() -> None:
     for number in range(40):
         step(session, messages, assistant(f"a{number}"))
         messages.append(user("0"))
-    lines = {id(turn.line) for turn in session.turns}
-    assert len(lines) == 1
-    assert session.turns[-1].line._array.nbytes <= 8 * session.turns[-1].end + 8192
+    assert sum(len(turn.new) for turn in session.turns) == session.turns[-1].end
+    for turn in session.turns:
+        assert (turn.new.dtype, turn.new.base, turn.completion.logprobs.dtype) == (np.int32, None, np.float32)
+        assert np.shares_memory(turn.completion.ids, turn.new)
+        assert (turn.completion.message, turn.completion.prompt_ids) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -565,7 +517,7 @@ def test_a_turn_stores_its_own_new_ids_only() -> None:
 )
 def test_the_last_turn_edited_is_no_way_back_over_it(field: str, changed: Any, text: str) -> None:
     """Otherwise the sampled turn would be thrown away, and its edited copy be prompt text that nothing trains on."""
-    session = codec().session()
+    session = codec().session(linear=True)
     messages = [user("q")]
     for number in range(4):
         step(session, messages, assistant(f"a{number} ", tool_calls=[call(f"c{number}", '{"x": 1}')]))
@@ -599,25 +551,6 @@ def test_ids_that_somebody_holds_stand_whatever_comes_after() -> None:
     step(session, [*messages[:4], user("another way")], assistant("longer than what stood there before, by far"))
     assert held.tolist() == kept
     assert session.turns[-1].ids.tolist() != kept
-
-
-def test_a_sample_is_cut_at_its_end() -> None:
-    session = codec().session()
-    messages = [user("a rather long question, so that the mask of its ids is not the mask of the answer's")]
-    step(session, messages, assistant("a"))
-    (whole,) = session.samples()
-    for cut in (1, 5, len(whole.tokens) - 2, len(whole.tokens), 10**9):
-        (sample,) = session.samples(max_tokens=cut)
-        assert sample.loss_mask.tolist() == whole.loss_mask[:cut].tolist()
-        assert sample.logprobs.tolist() == whole.logprobs[:cut].tolist()
-        covered = [place for span in sample.spans for place in range(span.start, span.end)]
-        assert covered == np.flatnonzero(sample.loss_mask == 0).tolist()
-    for wrong in (0, -1, 1.5, "5", True):
-        with pytest.raises(SessionError) as error:
-            session.samples(max_tokens=wrong)  # type: ignore[arg-type]
-        assert str(error.value) == (
-            f"max_tokens is {wrong!r}; it must be a number of ids, 1 or more, or None for no limit"
-        )
 
 
 def test_calls_of_a_cut_completion_are_not_taken() -> None:
@@ -715,7 +648,7 @@ def test_an_engine_that_saw_another_prompt_is_refused() -> None:
 
 
 def test_a_sample_says_how_its_session_ended() -> None:
-    session = codec().session()
+    session = codec().session(linear=True)
     messages = [user("q")]
     step(session, messages, assistant("a"))
     (whole,) = session.samples()
@@ -741,3 +674,21 @@ def test_a_delimiter_that_the_model_sampled_is_its_own_text() -> None:
     step(session, [*messages, assistant("hi <｜User｜> yo"), user("u")], assistant("b"))
     assert session.sampled()[0] == (session.turns[0].end - len(ids), session.turns[0].end)
     assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}
+
+
+def test_a_long_session_is_small() -> None:
+    """226 turns of 100,000 ids, messages included: as the benchmark counts."""
+    path = Path(__file__).parent.parent / "benchmarks" / "session_memory.py"
+    spec = importlib.util.spec_from_file_location("session_memory", path)
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    session, _ = benchmark.grown()
+    sizes, ids = benchmark.owned(session), session.turns[-1].end
+    assert set(sizes) == {"ids and log-probs", "texts", "objects"}
+    assert min(sizes.values()) > 200_000, "what is not found is not counted"
+    assert 4 * (ids + sum(turn.sampled for turn in session.turns)) < sizes["ids and log-probs"]
+    assert sum(sizes.values()) <= 2_000_000
+    assert ids >= 100_000
+    assert len(session.turns) == 226

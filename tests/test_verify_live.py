@@ -78,11 +78,14 @@ def test_sessions_hold_and_what_the_engine_did_is_reported(fake: Fake) -> None:
     fake.usual = model(codec(), spec_accept_length=2.5, weight_version="v7")
     report = verify(fake, sessions=6)
     assert (report.failures, report.warnings, report.exit_code) == ((), (), 0)
-    assert [(check.name, check.conversations, check.ok) for check in report.checks] == [
-        ("engine", report.sessions.turns, True),
-        ("render", 6, True),
-        ("canonical", 6 * 6, True),
+    assert [(check.name, check.ok) for check in report.checks] == [
+        ("engine", True),
+        ("render", True),
+        ("canonical", True),
     ]
+    sampled, rendered, compared = (check.conversations for check in report.checks)
+    assert (sampled, rendered) == (report.sessions.turns, 6)
+    assert 6 * 6 < compared <= sampled
     assert (report.sessions.driven, report.sessions.passed) == (6, 6)
     assert report.sessions.actions["tool_results"] + report.sessions.actions["tool_results_then_user"] > 0
     assert set(report.sessions.mismatches.values()) == {0}
@@ -112,9 +115,11 @@ def test_the_messages_are_those_of_the_engine_s_own_parsers(fake: Fake) -> None:
 
     fake.usual = act
     failure = only(verify(fake, append_roles=["user"]))
+    turns = verify(fake, append_roles=["user"], threshold=1.0).checks[-1].conversations
+    assert turns >= 24
     assert (failure.check, failure.what) == (
         "canonical",
-        "24 of 24 turns (100%, at most 20% are allowed) were sampled in other ids than their text has: harmless to tito, "
+        f"{turns} of {turns} turns (100%, at most 20% are allowed) were sampled in other ids than their text has: harmless to tito, "
         "which keeps them, but far from what the model was trained on; see the temperature, the engine's numerics and its "
         "speculation, or allow more",
     )

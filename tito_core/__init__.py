@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     from tito_core.prompts.template import Parts, Rendered, Renderer, Span
     from tito_core.responses.completion import Completion
     from tito_core.responses.parse import Parsed, Piece, Sampled, parse, strict_json, tool_call
-    from tito_core.sessions.session import Request, Sample, Session, Turn
+    from tito_core.sessions.counters import Counters
+    from tito_core.sessions.samples import Sample, SampleTurn
+    from tito_core.sessions.session import Session
+    from tito_core.sessions.store import MemoryStore, SQLiteStore, Store
+    from tito_core.sessions.turn import Request, Turn
+    from tito_core.sessions.wire import from_jsonl, from_safetensors, to_jsonl, to_safetensors
     from tito_core.tokens.append import Append
     from tito_core.tokens.codec import Codec
     from tito_core.tokens.compare import Comparator, Mismatch
@@ -63,7 +68,12 @@ _HOMES = {
     "tito_core.prompts.template": "Parts Rendered Renderer Span",
     "tito_core.responses.completion": "Completion",
     "tito_core.responses.parse": "Parsed Piece Sampled parse strict_json tool_call",
-    "tito_core.sessions.session": "Request Sample Session Turn",
+    "tito_core.sessions.counters": "Counters",
+    "tito_core.sessions.samples": "Sample SampleTurn",
+    "tito_core.sessions.session": "Session",
+    "tito_core.sessions.store": "MemoryStore SQLiteStore Store",
+    "tito_core.sessions.turn": "Request Turn",
+    "tito_core.sessions.wire": "from_jsonl from_safetensors to_jsonl to_safetensors",
     "tito_core.tokens.append": "Append",
     "tito_core.tokens.codec": "Codec",
     "tito_core.tokens.compare": "Comparator Mismatch",
@@ -82,6 +92,7 @@ __all__ = [
     "Comparator",
     "Completion",
     "ControlToken",
+    "Counters",
     "Deployment",
     "Diagnosis",
     "Encoder",
@@ -90,6 +101,7 @@ __all__ = [
     "FamilyInfo",
     "KnownIssue",
     "Layer",
+    "MemoryStore",
     "Message",
     "Mismatch",
     "Parsed",
@@ -104,12 +116,15 @@ __all__ = [
     "Revision",
     "Rule",
     "SGLangEngine",
+    "SQLiteStore",
     "Sample",
+    "SampleTurn",
     "Sampled",
     "Segments",
     "Session",
     "Span",
     "Speculative",
+    "Store",
     "Template",
     "Thinking",
     "ThinkingDecision",
@@ -119,12 +134,16 @@ __all__ = [
     "VLLMEngine",
     "Vocabulary",
     "diagnose",
+    "from_jsonl",
+    "from_safetensors",
     "get_family",
     "hookimpl",
     "list_families",
     "load",
     "parse",
     "strict_json",
+    "to_jsonl",
+    "to_safetensors",
     "tool_call",
 ]
 

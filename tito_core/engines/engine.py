@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Request
+from tito_core.sessions.turn import Request
 
 __all__ = ["Engine"]
 

@@ -16,9 +16,9 @@ import orjson
 
 from tito_core.errors import CompletionError, EngineError
 from tito_core.families.family import Parsers
-from tito_core.prompts.messages import Message, Tool
+from tito_core.prompts.messages import Tool
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Request
+from tito_core.sessions.turn import Request
 from tito_core.tokens.append import Ids
 
 if TYPE_CHECKING:
@@ -316,12 +316,8 @@ class HTTPEngine:
 
 def conversation(request: Request) -> list[dict[str, Any]]:
     """All messages of a request's conversation, in the chat-completions format."""
-    parts: list[tuple[Message, ...]] = [request.messages]
-    turn = request.parent
-    while turn is not None:
-        parts += [(turn.message,), turn.messages]
-        turn = turn.parent
-    return [message.wire() for part in reversed(parts) for message in part]
+    before = request.parent.conversation() if request.parent else ()
+    return [message.wire() for message in (*before, *request.messages)]
 
 
 def offered(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:

@@ -20,7 +20,7 @@ from tito_core.families.family import ThinkingDecision
 from tito_core.prompts.messages import Message
 from tito_core.prompts.template import Rendered, Span
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Request
+from tito_core.sessions.turn import Request
 from tito_core.tokens.append import FinishReason, Ids
 from tito_core.tokens.codec import Codec
 from tito_core.tokens.encoder import Encoder

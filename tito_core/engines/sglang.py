@@ -9,7 +9,7 @@ from tito_core.engines.http import NOTHING, HTTPEngine, choice_of, conversation,
 from tito_core.errors import EngineError
 from tito_core.families.family import Parsers
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Request
+from tito_core.sessions.turn import Request
 from tito_core.tokens.append import Ids
 
 __all__ = ["SGLangEngine"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tito_core.engines.http import NOTHING, HTTPEngine, choice_of, mapping
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Request
+from tito_core.sessions.turn import Request
 from tito_core.tokens.append import Ids
 
 __all__ = ["VLLMEngine"]

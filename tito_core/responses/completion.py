@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -20,14 +21,16 @@ ROUNDING: Final = 1e-3
 """How far above 0 an engine may have rounded a log-prob."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """Sampled ids as the engine returned them.
 
     `ids`: int32, one dimension. `logprobs`: float32, natural logarithm, one for each id. `finish_reason`: what the
     engine said. `stop`: the stop string that was matched, None where a token ended it. `message`: the assistant
     message that the engine's parsers made of it. `prompt_ids`: the prompt as the engine says that it saw it, where it
-    does; a session compares them with what was sent. Raises CompletionError where these do not fit each other.
+    does; a session compares them with what was sent. `extras`: what else the engine returned by token (routed experts,
+    an indexer's choices), arrays whose rows stand for the ids of prompt and completion, all or all but the last. Raises
+    CompletionError where these do not fit each other.
     """
 
     ids: Ids | Sequence[int]
@@ -37,6 +40,7 @@ class Completion:
     message: Mapping[str, Any] | Message | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     prompt_ids: Ids | Sequence[int] | None = None
+    extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -75,8 +79,30 @@ class Completion:
             )
         if self.prompt_ids is not None:
             object.__setattr__(self, "prompt_ids", _frozen(_array(self.prompt_ids, "prompt ids", self.id)))
+        if not isinstance(self.extras, Mapping) or not all(
+            isinstance(rows, np.ndarray) and rows.ndim for rows in self.extras.values()
+        ):
+            raise CompletionError(
+                f"completion {self.id} has extras that are not arrays of rows; map a name to an array, one row an id",
+                id=self.id,
+            )
         object.__setattr__(self, "ids", _frozen(ids.astype(np.int32)))
         object.__setattr__(self, "logprobs", _frozen(logprobs))
+
+    def cut(self, end: int) -> Completion:
+        """Its first `end` ids, as ended by a stop."""
+        less = len(self.ids) - end
+        finish: FinishReason = "stop" if self.finish_reason == "length" else self.finish_reason
+        extras = {name: rows[: len(rows) - less] for name, rows in self.extras.items()}
+        return replace(self, ids=self.ids[:end], logprobs=self.logprobs[:end], finish_reason=finish, extras=extras)
+
+    def stored(self, ids: Ids, extras: Mapping[str, npt.NDArray[Any]]) -> Completion:
+        """It as a turn keeps it: `ids` are the same in the turn's own array, and what the turn has already is left out."""
+        made = copy(self)
+        own = {"ids": ids, "extras": extras, "meta": dict(self.meta), "message": None, "prompt_ids": None}
+        for name, value in own.items():
+            object.__setattr__(made, name, value)
+        return made
 
 
 def _array(values: Any, what: str, identity: str) -> npt.NDArray[Any]:

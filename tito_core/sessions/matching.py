@@ -2,34 +2,169 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import orjson
 
-from tito_core.errors import SessionError
+from tito_core.errors import MessageError, SessionError
 from tito_core.prompts.messages import Message, Tool, ToolCall
+from tito_core.sessions.custom import Custom
+from tito_core.sessions.turn import Turn
+from tito_core.tokens.codec import Codec
 
-__all__ = ["difference", "matches", "remembered", "same_tools", "spelled"]
+__all__ = ["Match", "Matcher", "difference", "same_tools", "spelled", "strict", "tool_arguments"]
+
+Match = Callable[[Message, Message], bool]
+"""Whether a stored message (the first) is what a client sent (the second); both are normalised."""
+
+_IGNORED: Final = frozenset(("refusal", "annotations", "audio"))
+_KNOWN: Final = frozenset(("role", "content", "reasoning_content", "reasoning", "tool_calls")) | _IGNORED
 
 
-def matches(stored: Message, sent: Message) -> bool:
-    """Whether two normalised messages are the same to a session.
+def strict(stored: Message, sent: Message) -> bool:
+    """Role, content, reasoning, and calls with their arguments in the order in which they were sampled."""
+    return stored.reasoning == sent.reasoning and _same(stored, sent, _same_text)
 
-    Arguments are compared as JSON values, without key order and spacing, and 1 is not 1.0 is not true. A client that
-    leaves an assistant's reasoning out still matches: many do. Other reasoning than the stored does not.
+
+def tool_arguments(stored: Message, sent: Message) -> bool:
+    """The same, but arguments are compared as JSON objects, without key order, and 1 is not 1.0 is not true.
+
+    A client that leaves an assistant's reasoning out still matches: many do. Other reasoning than the stored does not.
     """
+    return (stored.reasoning == sent.reasoning or not sent.reasoning) and _same(stored, sent, same_json)
+
+
+_MATCHERS: Final[dict[str, Match]] = {"strict": strict, "tool_arguments": tool_arguments}
+
+
+class Matcher:
+    """Finds the stored turns that a request's messages begin with. `match` is a name of ours, a callable or its path."""
+
+    def __init__(self, codec: Codec, match: str | Match) -> None:
+        self._codec = codec
+        self._match = Custom("matcher", match, _MATCHERS, 2)
+
+    def found(self, turns: Sequence[Turn], sent: Sequence[Any]) -> dict[Turn | None, Message | None]:
+        """The turns whose conversation begins `sent`, each with its message under the ids that the client gave its calls.
+
+        None is there too: every request begins with nothing. Raises SessionError where a matcher fails.
+        """
+        found: dict[Turn | None, Message | None] = {None: None}
+        for turn in turns:
+            if turn.parent in found and turn.length <= len(sent):
+                echo = self._echo(turn, found[turn.parent], sent[turn.start : turn.length])
+                if echo is not None:
+                    found[turn] = echo
+        return found
+
+    def appended(self, turn: Turn, echo: Message, sent: Sequence[Any]) -> tuple[Message, ...]:
+        """The messages after a turn, normalised, with results under the ids that were sampled. Raises MessageError."""
+        made = self._codec.normalise(sent[turn.length :], after=echo, start=turn.length)
+        return _results_of(turn.message, echo, made)
+
+    def same(self, stored: Message, sent: Message) -> bool:
+        answer = self._match(stored, sent)
+        if type(answer) is not bool:
+            raise self._match.refuse(f"answered {answer!r}; it must answer True or False")
+        return answer
+
+    def _echo(self, turn: Turn, after: Message | None, sent: Sequence[Any]) -> Message | None:
+        before = turn.parent.message if turn.parent else None
+        if self._match.ours and after is before and _spelled(turn, sent, self._match.function is strict):
+            return turn.message
+        own = (*turn.messages, turn.message)
+        try:
+            made = self._codec.normalise(sent, after=after, start=turn.start)
+        except MessageError:
+            return None
+        if after is not None and before is not None:
+            made = _results_of(before, after, made)
+        if len(made) != len(own) or not all(map(self.same, own, made)):
+            return None
+        return _labelled(turn.message, made[-1])
+
+
+def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:
+    """Whether what a client sent surely is a turn's messages: what normalising it would show, without doing it."""
+    reply = turn.message
+    try:
+        for stored, raw in zip(turn.messages, sent, strict=False):
+            if (
+                raw["content"] != stored.content
+                or type(raw) is not dict
+                or raw["role"] != stored.role
+                or len(raw) != (3 if stored.role == "tool" else 2)
+                or raw.get("tool_call_id") != stored.tool_call_id
+                or stored.role == "assistant"
+                or stored.tools
+                or stored.response_format
+            ):
+                return False
+        raw = sent[-1]
+        if type(raw) is not dict or raw["role"] != "assistant" or not raw.keys() <= _KNOWN:
+            return False
+        content, one, other, calls = map(raw.get, ("content", "reasoning_content", "reasoning", "tool_calls"))
+        said = one or other or ""
+        return (
+            ("" if content is None else content) == reply.content
+            and all(text is None or type(text) is str for text in (one, other))
+            and (said == reply.reasoning or not (said or strictly))
+            and (not other or other == said)
+            and (calls is None or type(calls) is list)
+            and len(calls or ()) == len(reply.tool_calls)
+            and all(map(_spelled_call, reply.tool_calls, calls or ()))
+        )
+    except Exception:  # what a client sends can be anything; normalising it says what is wrong
+        return False
+
+
+def _same(stored: Message, sent: Message, same_arguments: Callable[[Any, Any], bool]) -> bool:
     return (
         stored.role == sent.role
         and stored.content == sent.content
-        and (stored.reasoning == sent.reasoning or not sent.reasoning)
         and stored.tool_call_id == sent.tool_call_id
         and len(stored.tool_calls) == len(sent.tool_calls)
-        and all(map(_same_call, stored.tool_calls, sent.tool_calls))
+        and all(
+            one.name == other.name and same_arguments(one.arguments, other.arguments)
+            for one, other in zip(stored.tool_calls, sent.tool_calls, strict=True)
+        )
         and same_json(stored.response_format, sent.response_format)
         and same_json([tool.function for tool in stored.tools], [tool.function for tool in sent.tools])
     )
+
+
+def _spelled_call(stored: ToolCall, raw: Any) -> bool:
+    function = raw["function"]
+    text = function["arguments"]
+    return (
+        raw["id"] == stored.id
+        and function["name"] == stored.name
+        and type(text) is str
+        and (text == stored.text or text == json.dumps(stored.arguments))
+    )
+
+
+def _labelled(stored: Message, echo: Message) -> Message:
+    """A stored message with the ids that the client gave its calls, where it gave others."""
+    pairs = [*zip(stored.tool_calls, echo.tool_calls, strict=False)]
+    if all(theirs.id in (None, ours.id) for ours, theirs in pairs):
+        return stored
+    calls = [replace(ours, id=theirs.id or ours.id) for ours, theirs in pairs]
+    return replace(stored, tool_calls=(*calls, *stored.tool_calls[len(calls) :]))
+
+
+def _results_of(stored: Message, echo: Message, made: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Messages after an assistant's, whose results (in the order of its calls) get the ids of the stored calls again."""
+    if echo is stored:
+        return made
+    calls = len(stored.tool_calls) if made and made[0].role == "tool" else 0
+    results = [
+        replace(result, tool_call_id=call.id) for result, call in zip(made[:calls], stored.tool_calls, strict=True)
+    ]
+    return (*results, *made[calls:])
 
 
 def difference(stored: Message, sent: Message) -> str:
@@ -43,7 +178,7 @@ def difference(stored: Message, sent: Message) -> str:
         *(
             (f"tool call {number}", *(f"{call.id} {call.name}({json.dumps(call.arguments)})" for call in pair))
             for number, pair in enumerate(zip(stored.tool_calls, sent.tool_calls, strict=False))
-            if not _same_call(*pair)
+            if pair[0].name != pair[1].name or not same_json(pair[0].arguments, pair[1].arguments)
         ),
     ):
         if ours != theirs:
@@ -51,14 +186,14 @@ def difference(stored: Message, sent: Message) -> str:
     return "its tools or response_format differ"
 
 
-def _same_call(one: ToolCall, other: ToolCall) -> bool:
-    return one.name == other.name and one.id == other.id and same_json(one.arguments, other.arguments)
-
-
 def _short(value: object) -> str:
     """The value, or both its ends."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:38]} ... {text[-38:]}"
+
+
+def _same_text(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return json.dumps(left) == json.dumps(right)
 
 
 def same_json(left: Any, right: Any) -> bool:
@@ -98,26 +233,6 @@ def same_tools(first: tuple[Tool, ...], sent: tuple[Tool, ...]) -> None:
             f"the tools come in the order {after}, and the first turn's prompt holds them as {before}; keep the order",
             tool=after[0],
         )
-
-
-def remembered(message: Any) -> object:
-    """A copy of a client's message that equals, by `==`, only a message that means the same.
-
-    Numbers compare equal across types, so a message that prints any is remembered as something that equals nothing:
-    it is normalised and matched again each time.
-    """
-    if not isinstance(message, dict) or message.get("response_format") or message.get("tools"):
-        return object()
-    calls = message.get("tool_calls") or ()
-    try:
-        if not all(isinstance(call["function"]["arguments"], str) for call in calls):
-            return object()
-    except (TypeError, KeyError):
-        return object()
-    try:
-        return copy.deepcopy(message)
-    except Exception:  # what a client keeps beside the message can be anything
-        return object()
 
 
 def spelled(tools: Any) -> bytes | None:

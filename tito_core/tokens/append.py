@@ -77,8 +77,10 @@ class Append:
 
     @cached_property
     def ids(self) -> Ids:
-        """The next prompt, int32."""
-        return np.concatenate((self.parent[: self.kept], self.inserted, self.suffix))
+        """The next prompt, int32, read-only."""
+        made = np.concatenate((self.parent[: self.kept], self.inserted, self.suffix))
+        made.setflags(write=False)
+        return made
 
     @cached_property
     def spans(self) -> tuple[IdSpan, ...]:

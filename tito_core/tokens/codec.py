@@ -20,7 +20,10 @@ from tito_core.tokens.compare import Comparator, Mismatch
 from tito_core.tokens.encoder import Encoded, Encoder, IdSpan, Mode, load_vocabulary
 
 if TYPE_CHECKING:
+    from tito_core.sessions.accept import Overrun
+    from tito_core.sessions.matching import Match
     from tito_core.sessions.session import Session
+    from tito_core.sessions.store import Store
 
 __all__ = ["Codec", "Origin"]
 
@@ -194,8 +197,19 @@ class Codec:
         append_roles: Iterable[str] | None = None,
         encoding: Mode = "literal",
         truncation: Truncation = "refuse",
+        overrun: Overrun = "refuse",
+        matcher: str | Match = "tool_arguments",
+        linear: bool = False,
+        store: Store | None = None,
+        id: str | None = None,
     ) -> Session:
-        """A new session. Raises ThinkingError or FamilyError where the arguments contradict the family."""
+        """A new session; a `linear` one keeps one line of turns and takes back one. `overrun` is the rule for ids past a
+        stop, `matcher` for what a client sends back: `strict`, `tool_arguments`, or a function or its dotted path. A `store`
+        keeps every committed turn under the session's `id`, and one that holds turns of that id goes on with them.
+
+        Raises ThinkingError or FamilyError where the arguments contradict the family, SessionError for a matcher that is
+        none and for a stored session that was begun otherwise.
+        """
         from tito_core.sessions.session import Session
 
         return Session(
@@ -204,6 +218,11 @@ class Codec:
             append_roles=self.narrowed(append_roles),
             encoding=encoding,
             truncation=truncation,
+            overrun=overrun,
+            matcher=matcher,
+            linear=linear,
+            store=store,
+            id=id,
         )
 
     def _kwargs(self, decision: ThinkingDecision) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -12,10 +14,11 @@ import numpy as np
 
 from tito_core.engines.engine import Engine
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import SessionError, TruncatedTurnError
+from tito_core.errors import GateError, SessionError, TruncatedTurnError
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Request, Session, Turn
+from tito_core.sessions.session import Session
+from tito_core.sessions.turn import Request, Turn
 from tito_core.tokens.append import Ids, Truncation
 from tito_core.tokens.compare import FAULTS
 from tito_core.verify.bench import Bench, Broken, of_error
@@ -37,8 +40,8 @@ _SAID: Final = ("0", "", "go on", "naïve ☕\n", "你好", "  two lines\nhere "
 class Drive:
     """What one session came to. `broken` is the first promise that did not hold, with the conversation so far.
 
-    `committed` is every turn that the session took, those that were taken back included; `compared` counts those of its
-    last line.
+    `committed` is every turn that the session took, those that were taken back included, and `completions` what the engine
+    returned for each; `compared` counts the turns that were compared, and `mismatches` those of each turn once.
     """
 
     turns: int = 0
@@ -49,6 +52,7 @@ class Drive:
     broken: Broken | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     committed: list[Turn] = field(default_factory=list)
+    completions: dict[Turn, Completion] = field(default_factory=dict)
     compared: int = 0
 
 
@@ -81,6 +85,8 @@ def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
         "rollback": True,
         "rollback_twice": True,
         "regenerate": True,
+        "branch": True,
+        "compaction": True,
         "force_final": user,
         "failed_call_result": results,
         "failed_call_user": user and "tool" in roles.roles,
@@ -105,6 +111,7 @@ def drive(bench: Bench, seed: int, live: Live | None = None) -> Drive:
             thinking=rng.choice(codec.family.thinking.modes),
             append_roles=bench.roles.roles,
             truncation=truncation,
+            linear=seed % 5 < 2,
         )
         engine = ScriptedEngine(codec, seed, stopped=0.15, garbled=0.2, silent=0.5, otherwise=0.1)
 
@@ -147,72 +154,109 @@ class Agent:
         self._held: list[tuple[Turn, Ids]] = []
         self._echoed = False
 
+    @property
+    def _last(self) -> Turn:
+        return self._done.committed[-1]
+
     def work(self, turns: int = TURNS) -> None:
         """Drives the session for so many turns. Raises Broken, and what the session and the engine raise."""
-        if self._rng.random() < 0.5:
-            self._messages.append({"role": "system", "content": self._said()})
-        self._messages.append({"role": "user", "content": self._said()})
-        self._turn()
-        while len(self._session.turns) < turns:
+        self._begin()
+        while self._last.depth + 1 < turns:
             self._take_back()
-            final = len(self._session.turns) == turns - 1 and self._may("force_final")
+            final = self._last.depth + 1 == turns - 1 and self._may("force_final")
+            last = self._last
             if not self._append(final):
                 break
             self._echo()
-            self._turn(final)
+            self._turn(last, final)
+        if not self._session.linear:
+            self._branch()
+            self._compact()
         for turn, ids in self._held:
             if not np.array_equal(turn.ids, ids):
-                raise Broken(f"the ids of turn {turn.number}, which was taken back, are others now")
+                raise Broken(f"the ids of turn {turn.number}, which was left behind, are others now")
+        kept = self._last.line if self._session.linear else tuple(self._done.committed)
+        if self._session.turns != kept:
+            raise Broken(
+                f"the session holds {len(self._session.turns)} turns, of {len(kept)} that it committed and kept"
+            )
 
-    def _turn(self, final: bool = False) -> None:
+    def _begin(self, *said: str) -> None:
+        """A first prompt, and its turn."""
+        if self._rng.random() < 0.5:
+            self._messages.append({"role": "system", "content": self._said()})
+        self._messages.append({"role": "user", "content": "\n".join((*said, self._said()))})
+        self._turn(None)
+
+    def _turn(self, after: Turn | None, final: bool = False) -> None:
+        """A request that continues the turn `after`, its completion, and what the client makes of it."""
         session, done = self._session, self._done
         request = session.prepare(self._messages, tools=self._tools)
+        if request.parent is not after and not (  # of two that say the same, either may be continued
+            after and request.parent and request.parent.conversation() == after.conversation()
+        ):
+            numbers = [turn and turn.number for turn in (request.parent, after)]
+            raise Broken(f"a request continues turn {numbers[0]}, and turn {numbers[1]} is what it holds")
         if request.parent is not None:
             before = request.parent.ids
             if not np.array_equal(before, request.ids[: len(before)]) and not session.codec.family.boundary.shared:
                 raise Broken("the prompt does not begin with the stored ids", message_index=request.parent.length - 1)
-        turn = session.commit(request, self._sample(request, final))
-        if turn.number == 1:
-            _refused(
-                session,
-                "a request that was prepared before the last turn is committed",
-                lambda: session.commit(request, turn.completion),
-            )
-        self._messages.append(turn.message.wire())
+        completion = self._sample(request, final)
+        turn = session.commit(request, completion)
+        if turn.depth == 1:
+            _refused(session, "a completion is stored twice", lambda: session.commit(request, completion))
+            if session.linear:
+                other = replace(completion, id=f"{completion.id}-again")
+                _refused(
+                    session,
+                    "a request that was prepared before the last turn is committed",
+                    lambda: session.commit(request, other),
+                )
+        self._messages.append(self._sent_back(turn))
         done.committed.append(turn)
+        done.completions[turn] = completion
         done.turns += 1
         done.actions["cut"] += turn.finish_reason == "length"
         stops = [session.codec.encoder.token_id(token) for token in session.codec.family.boundary.stop]
-        done.actions["other_end_token"] += int(turn.ids[-1]) in stops[1:]
+        done.actions["other_end_token"] += int(turn.new[-1]) in stops[1:]
         done.calls += len(turn.message.tool_calls)
-        done.tokens += len(turn.ids)
+        done.tokens += turn.end
+
+    def _sent_back(self, turn: Turn) -> dict[str, Any]:
+        """A turn's message as a client echoes it: every third has call ids of the client's own."""
+        wire = turn.message.wire()
+        if len(self._done.committed) % 3 == 0:
+            for call in wire.get("tool_calls", ()):
+                call["id"] = f"client-{call['id']}"
+        return wire
 
     def _echo(self) -> None:
         """Once in a session: a client that sends an argument back as another type of number is another conversation."""
-        last = self._session.turns[-1]
+        last, session = self._last, self._session
         if self._echoed or not any(
             type(value) is int for call in last.message.tool_calls for value in call.arguments.values()
         ):
             return
         self._echoed = True
-        changed = [
-            replace(
-                call,
-                arguments={key: float(value) if type(value) is int else value for key, value in call.arguments.items()},
-            )
-            for call in last.message.tool_calls
-        ]
-        messages = [*self._messages]
-        messages[last.length - 1] = replace(last.message, tool_calls=tuple(changed)).wire()
-        _refused(
-            self._session,
-            "an argument that is sent back as 1.0 for 1 is taken for the same",
-            lambda: self._session.prepare(messages, tools=self._tools),
-        )
+        messages = copy.deepcopy(self._messages)
+        for call in messages[last.length - 1]["tool_calls"]:
+            values = json.loads(call["function"]["arguments"])
+            changed = {key: float(value) if type(value) is int else value for key, value in values.items()}
+            call["function"]["arguments"] = json.dumps(changed)
+        what = "an argument that is sent back as 1.0 for 1 is taken for the same"
+        if session.linear:
+            _refused(session, what, lambda: session.prepare(messages, tools=self._tools))
+            return
+        try:
+            found = session.prepare(messages, tools=self._tools).parent
+        except GateError:
+            return
+        if found is last:
+            raise Broken(what, message_index=last.length - 1)
 
     def _take_back(self) -> None:
         """Sometimes samples the last turn again, or goes back one turn and another way, once or twice in a row."""
-        turns = self._session.turns
+        line = self._last.line
         if self._failed() and self._rng.random() < 0.5:
             name = "failed_call_rollback"
         elif self._rng.random() < 0.25:
@@ -221,27 +265,56 @@ class Agent:
             )
         else:
             return
-        self._held.append((turns[-1], turns[-1].ids.copy()))
+        self._held.append((line[-1], line[-1].ids.copy()))
         if name in ("regenerate", "failed_call_rollback"):
-            del self._messages[turns[-1].length - 1 :]
-            self._turn()
-        elif len(turns) > 1:
+            del self._messages[line[-1].length - 1 :]
+            self._turn(line[-1].parent)
+        elif len(line) > 1:
             for _ in range(2 if name == "rollback_twice" else 1):
-                del self._messages[self._session.turns[-2].length :]
-                self._append(False, self._session.turns[-2])
-                self._turn()
+                del self._messages[line[-2].length :]
+                self._append(False, line[-2])
+                self._turn(line[-2])
         else:
             return
         self._done.actions[name] += 1
 
+    def _branch(self) -> None:
+        """Another way after an earlier turn; and then on from where the line was left."""
+        line, left = self._last.line, [*self._messages]
+        if len(line) < 2:
+            return
+        self._held.append((line[-1], line[-1].ids.copy()))
+        turn = self._rng.choice(line[:-1])
+        del self._messages[turn.length :]
+        if self._append(False, turn):
+            self._turn(turn)
+            self._done.actions["branch"] += 1
+        self._messages[:] = left
+        if self._append(False, line[-1]):
+            self._turn(line[-1])
+
+    def _compact(self) -> None:
+        """A first prompt that holds what was said last, and a turn after it; control text is nothing that a user says here."""
+        codec, said = self._session.codec, self._last.message.content.strip()
+        if not said or any(codec.decode([one]) in said for one in codec.encoder.added_ids):
+            return
+        self._messages.clear()
+        self._begin(f"So far: {said}")
+        if self._last.summarises is None or self._last.summarises.message.content.strip() != said:
+            raise Broken("a first prompt that holds what was said last is not linked to it", message_index=0)
+        self._done.actions["compaction"] += 1
+        last = self._last
+        if self._append(False):
+            self._turn(last)
+
     def _failed(self, turn: Turn | None = None) -> bool:
         """Whether a turn's calls could not be read."""
-        parsed = (turn or self._session.turns[-1]).parsed
+        parsed = (turn or self._last).parsed
         return "tool" in self._session.codec.append_roles.roles and parsed is not None and parsed.state == "malformed"
 
     def _append(self, final: bool, turn: Turn | None = None) -> bool:
         """Whether anything may follow the turn, the last where none is named; then it is appended to the messages."""
-        last = turn or self._session.turns[-1]
+        last = turn or self._last
         rng, messages = self._rng, self._messages
         if last.message.tool_calls:
             name = self._chosen("tool_results", "tool_results_then_user", "failed_call_result")
@@ -249,8 +322,8 @@ class Agent:
                 name = "force_final"
             failed = "error: it timed out " if name == "failed_call_result" else ""
             results = [
-                {"role": "tool", "tool_call_id": call.id, "content": f"{failed}{number} {self._said()}"}
-                for number, call in enumerate(last.message.tool_calls)
+                {"role": "tool", "tool_call_id": call["id"], "content": f"{failed}{number} {self._said()}"}
+                for number, call in enumerate(messages[last.length - 1]["tool_calls"])
             ]
             rng.shuffle(results)
             messages += results
@@ -284,47 +357,72 @@ class Agent:
 
 
 def _compared(bench: Bench, session: Session, done: Drive) -> None:
-    """The whole line against `tokenizers` on the full render, and its sample against what was sampled."""
-    last, done.compared = session.turns[-1], len(session.turns)
-    rendered = session.codec.render(session.messages(), tools=last.tools, decision=last.decision)
-    ids = session.codec.finished(last)
-    spans = session.codec.encode(rendered, "engine").spans
-    ranges = [
-        (turn.end - turn.sampled, turn.end if following is None else following.kept)
-        for turn, following in zip(session.turns, (*session.turns[1:], None), strict=True)
-    ]
-    found = session.codec.compare(bench.encode(rendered.text), ids, spans, ranges)
-    done.mismatches.update(mismatch.kind for mismatch in found)
-    for mismatch in found:
-        if mismatch.kind in FAULTS:
-            raise Broken(
-                f"{mismatch.kind} in segment {mismatch.segment}",
-                message_index=mismatch.message_index,
-                first_index=mismatch.first_index,
-                expected_ids=mismatch.expected_ids,
-                actual_ids=mismatch.actual_ids,
-                expected_text=mismatch.expected_text,
-                actual_text=mismatch.actual_text,
-            )
-    (sample,) = session.samples()
-    mask = np.zeros(len(sample.tokens), dtype=np.int8)
-    logprobs = np.zeros(len(sample.tokens), dtype=np.float32)
-    tokens = np.array(last.ids)
-    for turn, (start, end) in zip(session.turns, ranges, strict=True):
-        mask[start:end] = 1
-        logprobs[start:end] = np.asarray(turn.completion.logprobs)[: end - start]
-        tokens[start:end] = np.asarray(turn.completion.ids)[: end - start]
-    for size in (None, len(tokens) - 1, ranges[-1][0] - 1, ranges[0][0] + 1):
-        (sample,) = session.samples(max_tokens=size)
-        cut = f"a sample cut after {size} ids" if size else "the sample"
+    """Every line against `tokenizers` on its full render, and the samples against what was sampled."""
+    lines = [leaf.line for leaf in session.leaves]
+    done.compared = len(session.turns)
+    known: set[Turn] = set()
+    for line in lines:
+        last, shared = line[-1], max((turn.length for turn in line if turn in known), default=0)
+        known.update(line)
+        rendered = session.codec.render(last.conversation(), tools=last.tools, decision=last.decision)
+        spans = session.codec.encode(rendered, "engine").spans
+        found = session.codec.compare(
+            bench.encode(rendered.text), session.codec.finished(last), spans, [_range(line, turn) for turn in line]
+        )
+        for mismatch in found:
+            done.mismatches[mismatch.kind] += mismatch.message_index is None or mismatch.message_index >= shared
+            if mismatch.kind in FAULTS:
+                raise Broken(
+                    f"{mismatch.kind} in segment {mismatch.segment}",
+                    message_index=mismatch.message_index,
+                    first_index=mismatch.first_index,
+                    expected_ids=mismatch.expected_ids,
+                    actual_ids=mismatch.actual_ids,
+                    expected_text=mismatch.expected_text,
+                    actual_text=mismatch.actual_text,
+                )
+    newest = lines[-1]
+    first = _range(newest, newest[0])
+    for most in (None, newest[-1].end, newest[-1].end - 1, first[1] - 1, first[0] - 1):
+        _sampled(session, done, lines, most)
+
+
+def _range(line: Sequence[Turn], turn: Turn) -> tuple[int, int]:
+    """Where a turn's sampled ids stand in the ids of a line."""
+    following = line[turn.depth + 1 : turn.depth + 2]
+    return turn.end - turn.sampled, following[0].kept if following else turn.end
+
+
+def _sampled(session: Session, done: Drive, lines: Sequence[Sequence[Turn]], most: int | None) -> None:
+    """One sample a line, of the turns that fit whole; what an earlier one trains does not train again."""
+    seen: set[Turn] = set()
+    made = session.samples(max_tokens=most, select="leaves")
+    if len(made) != len(lines):
+        raise Broken(f"{len(made)} samples are made of {len(lines)} lines")
+    for line, sample in zip(lines, made, strict=True):
+        fitting = [turn for turn in line if most is None or turn.end <= most]
+        size = fitting[-1].end if fitting else min(most or 0, line[0].end - line[0].sampled)
+        tokens = line[-1].ids[:size].copy()
+        mask = np.zeros(len(tokens), dtype=np.int8)
+        logprobs = np.zeros(len(tokens), dtype=np.float32)
+        told = np.ones(len(tokens), dtype=np.int8)
+        for turn in fitting:
+            start, end = _range(fitting, turn)
+            completion = done.completions[turn]
+            mask[start:end] = turn not in seen
+            told[start:end] = 0
+            tokens[start:end] = np.asarray(completion.ids)[: end - start]
+            logprobs[start:end] = np.asarray(completion.logprobs)[: end - start]
+        seen.update(fitting)
+        what = f"the sample of turn {line[-1].number}" + (f", cut to {most} ids" if most else "")
         for name, expected in (("tokens", tokens), ("loss_mask", mask), ("logprobs", logprobs)):
-            if not np.array_equal(getattr(sample, name), expected[:size]):
-                raise Broken(f"{cut}: its {name} are not those of the turns' completions and prompts")
-        told = np.zeros(len(tokens), dtype=np.int8)
+            if not np.array_equal(getattr(sample, name), expected):
+                raise Broken(f"{what}: its {name} are not those of the turns' completions and prompts")
+        spans = np.zeros(len(tokens), dtype=np.int8)
         for span in sample.spans:
-            told[span.start : span.end] += 1
-        if not np.array_equal(told, np.where(np.arange(len(tokens)) < len(sample.tokens), 1 - mask, 0)):
-            raise Broken(f"{cut}: its spans are not exactly the ids that were not sampled")
+            spans[span.start : span.end] += 1
+        if not np.array_equal(spans, told) or sum(span.end - span.start for span in sample.spans) != told.sum():
+            raise Broken(f"{what}: its spans are not exactly the ids that were not sampled")
 
 
 def _refused(session: Session, what: str, act: Callable[[], object]) -> None:

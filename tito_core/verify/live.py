@@ -166,10 +166,10 @@ class _Run:
         early = sum(turn.finish_reason == "stop" and turn.sampled <= EARLY for turn in turns)
         rows: dict[int, Counter[str]] = {}
         for turn in turns:
-            prompt = len(turn.ids) - turn.sampled
-            shared = len(turn.parent.ids) if turn.parent else 0
+            prompt = turn.end - turn.sampled
+            shared = turn.parent.end if turn.parent else 0
             cached = min(int(turn.completion.meta.get("cached_tokens") or 0), shared)
-            rows.setdefault(turn.number, Counter()).update(turns=1, prompt=prompt, shared=shared, cached=cached)
+            rows.setdefault(turn.depth, Counter()).update(turns=1, prompt=prompt, shared=shared, cached=cached)
         engine = EngineResult(
             kind=self.engine.kind,
             url=self.engine.url,

@@ -1,0 +1,249 @@
+"""Training samples: which lines of turns are kept, and which of their ids train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tito_core.errors import SessionError, TitoError
+from tito_core.sessions.custom import Custom
+from tito_core.sessions.matching import tool_arguments
+from tito_core.sessions.turn import Turn, leaves
+from tito_core.tokens.append import FinishReason, Ids
+from tito_core.tokens.encoder import IdSpan
+
+__all__ = ["Finish", "Sample", "SampleTurn", "Select", "latest", "made", "once", "retries", "sampled"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTurn:
+    """One turn of a sample: `number` in its session, and where its completion's ids stand, `start` to `end`.
+
+    `trains` is False where a sample before this one trains them. Times are seconds since the epoch, `weight_version` is what
+    the engine said.
+    """
+
+    number: int
+    completion: str
+    start: int
+    end: int
+    requested: float
+    committed: float
+    finish_reason: FinishReason
+    weight_version: str | None = None
+    reward: float | None = None
+    trains: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One training sample, of the turns from a first prompt to the turn of number `leaf`, or to the last that fits; where
+    none does, of what fits of the first prompt.
+
+    `tokens` (int32), `loss_mask` (int8, 1 where the engine sampled the id and no sample before this one trains it),
+    `logprobs` (float32, 0 where it did not sample), `spans` of the ids that it did not sample, `turns`, and `extras`: arrays
+    with a row for each id, or for each but the last. `status`: `complete`; `truncated` where the last turn or the sample
+    itself was cut; or the name of the error that ended the session early, of which this is the last good prefix.
+    """
+
+    leaf: int
+    tokens: Ids
+    loss_mask: npt.NDArray[np.int8]
+    logprobs: npt.NDArray[np.float32]
+    spans: tuple[IdSpan, ...]
+    turns: tuple[SampleTurn, ...]
+    extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    status: str = "complete"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+Select = Callable[[Sequence[Turn]], Sequence[Turn]]
+"""Of a session's turns, oldest first, those that samples are made of, in the order of the samples."""
+
+Finish = Callable[[Sequence[Sample], Mapping[str, float], Mapping[str, Any]], Sequence[Sample]]
+"""What becomes of the samples, which all train whatever was sampled in them; with the rewards and the metadata given."""
+
+
+def retries(turns: Sequence[Turn]) -> list[Turn]:
+    """The leaves, less the retries that were superseded: of turns that answer the same messages after the same turn, the
+    one that went on stays, or the newest. First prompts are never dropped.
+
+    Raises SessionError where the turns after one turn are not retries of each other, or several of them went on.
+    """
+    children: dict[Turn | None, list[Turn]] = {}
+    for turn in turns:
+        children.setdefault(turn.parent, []).append(turn)
+    dropped: set[Turn] = set()
+    for parent, siblings in children.items():
+        if parent is None:
+            continue
+        ongoing = [turn for turn in siblings if turn in children]
+        branches = [turn for turn in siblings if not _retried(siblings[0], turn)]
+        if branches or len(ongoing) > 1:
+            one, other = (siblings[0], branches[0]) if branches else ongoing[:2]
+            why = "answer different messages" if branches else "both went on"
+            raise SessionError(
+                f"turns {one.number} and {other.number} continue turn {parent.number} and {why}, so neither is a retry that "
+                "the other superseded; pass select='leaves' for a sample of each, select='latest' for the newest, or a "
+                "function that chooses",
+                turns=(one.number, other.number),
+            )
+        kept = ongoing[0] if ongoing else siblings[-1]
+        dropped.update(turn for turn in siblings if turn is not kept)
+    return [leaf for leaf in leaves(turns) if leaf not in dropped]
+
+
+def latest(turns: Sequence[Turn]) -> list[Turn]:
+    """The newest turn of each first prompt: what is left where every other way was given up."""
+    return list({turn.line[0]: turn for turn in turns}.values())
+
+
+def once(samples: Sequence[Sample], rewards: Mapping[str, float], metadata: Mapping[str, Any]) -> list[Sample]:
+    """Each completion trains in the first sample that holds it, and has its reward; of equal keys of metadata ours win."""
+    seen: set[str] = set()
+    finished = []
+    for sample in samples:
+        mask = sample.loss_mask.copy()
+        turns = []
+        for turn in sample.turns:
+            if trained := turn.completion in seen:
+                mask[turn.start : turn.end] = 0
+            seen.add(turn.completion)
+            turns.append(replace(turn, trains=not trained, reward=rewards.get(turn.completion)))
+        layered = {**metadata, **sample.metadata}
+        finished.append(replace(sample, loss_mask=mask, turns=tuple(turns), metadata=layered))
+    return finished
+
+
+_SELECTS: Final[dict[str, Select]] = {"retries": retries, "leaves": leaves, "latest": latest}
+_FINISHES: Final[dict[str, Finish]] = {"once": once}
+
+
+def made(
+    turns: Sequence[Turn],
+    *,
+    max_tokens: int | None,
+    select: str | Select,
+    finish: str | Finish,
+    rewards: Mapping[str, float],
+    metadata: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    error: TitoError | None,
+) -> list[Sample]:
+    """The samples of a session's turns; see `Session.samples`. `ours` is metadata that wins over a caller's."""
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise SessionError(f"max_tokens is {max_tokens!r}; it must be a number of ids, 1 or more, or None for no limit")
+    if unknown := rewards.keys() - {turn.completion.id for turn in turns}:
+        raise SessionError(
+            f"rewards names the completion {min(unknown)!r}, which this session does not hold; its keys are the ids of "
+            "completions",
+            id=min(unknown),
+        )
+    selecting = Custom("select", select, _SELECTS, 1)
+    finishing = Custom("finish", finish, _FINISHES, 3)
+    chosen = _chosen(selecting, selecting(turns), turns)
+    drawn = [_sample(leaf, max_tokens, ours, error) for leaf in chosen]
+    return _finished(finishing, finishing(drawn, rewards, metadata), drawn)
+
+
+def sampled(leaf: Turn) -> list[tuple[int, int]]:
+    """The ranges (start, end) of a turn's ids that the engine sampled, oldest first."""
+    ends = [after.kept for _, after in pairwise(leaf.line)]
+    return [(turn.end - turn.sampled, end) for turn, end in zip(leaf.line, (*ends, leaf.end), strict=True)]
+
+
+def _sample(leaf: Turn, max_tokens: int | None, ours: Mapping[str, Any], error: TitoError | None) -> Sample:
+    line = leaf.line
+    fitting = [turn for turn in line if max_tokens is None or turn.end <= max_tokens]
+    last = fitting[-1] if fitting else line[0]
+    size = last.end if fitting else min(last.end - last.sampled, max_tokens or 0)
+    tokens = last.ids[:size]
+    mask = np.zeros(len(tokens), dtype=np.int8)
+    logprobs = np.zeros(len(tokens), dtype=np.float32)
+    spans: list[IdSpan] = []
+    turns = []
+    for turn, (start, end) in zip(fitting, sampled(last), strict=False):
+        mask[start:end] = 1
+        logprobs[start:end] = turn.completion.logprobs[: end - start]
+        spans += turn.spans
+        version = turn.completion.meta.get("weight_version")
+        turns.append(
+            SampleTurn(
+                number=turn.number,
+                completion=turn.completion.id,
+                start=start,
+                end=end,
+                requested=turn.requested,
+                committed=turn.committed,
+                finish_reason=turn.finish_reason,
+                weight_version=None if version is None else str(version),
+            )
+        )
+    if not fitting:
+        spans = [span._replace(end=min(span.end, len(tokens))) for span in last.spans if span.start < len(tokens)]
+    cut = last is not leaf or not fitting or last.finish_reason == "length"
+    status = type(error).__name__ if error else "truncated" if cut else "complete"
+    root = line[0]
+    about = {**ours, "summarises": root.summarises.completion.id} if root.summarises else dict(ours)
+    extras = {name: _rows(name, last)[: len(tokens) - last.lag(name)] for name in last.completion.extras}
+    return Sample(leaf.number, tokens, mask, logprobs, tuple(spans), tuple(turns), extras, status, about)
+
+
+def _rows(name: str, last: Turn) -> npt.NDArray[Any]:
+    """The rows of one of the extras, from the line's first id to a turn's last."""
+    own = last.completion.extras[name]
+    lag = last.lag(name)
+    made = np.empty((last.end - lag, *own.shape[1:]), dtype=own.dtype)
+    for turn in last.line:
+        rows = turn.completion.extras[name]
+        made[turn.end - lag - len(rows) : turn.end - lag] = rows
+    return made
+
+
+def _retried(one: Turn, other: Turn) -> bool:
+    return len(one.messages) == len(other.messages) and all(map(tool_arguments, one.messages, other.messages))
+
+
+def _chosen(custom: Custom, answer: Any, turns: Sequence[Turn]) -> list[Turn]:
+    chosen = _listed(custom, answer, Turn, "turns of the session")
+    if len(set(chosen)) < len(chosen) or not set(turns).issuperset(chosen):
+        numbers = [turn.number for turn in chosen]
+        raise custom.refuse(f"answered the turns {numbers}; each must be one of the session's, and none twice")
+    return chosen
+
+
+def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Sample]:
+    """Holds what a user's `finish` answered against what was sampled: whatever it does, masks stay honest."""
+    finished = _listed(custom, answer, Sample, "samples")
+    origins = {sample.leaf: sample for sample in drawn}
+    trained: set[tuple[int, int]] = set()
+    for one in () if custom.ours else finished:
+        origin = origins.get(one.leaf)
+        if origin is None or not np.array_equal(origin.tokens, one.tokens):
+            raise custom.refuse(f"answered a sample of turn {one.leaf} whose tokens are not those that it was given")
+        mask = np.asarray(one.loss_mask)
+        if not len(mask) == len(one.logprobs) == len(one.tokens):
+            raise custom.refuse(f"answered a sample of turn {one.leaf} whose arrays are not as long as its tokens")
+        if np.any(mask > origin.loss_mask):
+            raise custom.refuse(f"answered a sample of turn {one.leaf} that trains ids which nobody sampled")
+        for turn in origin.turns:
+            ids = {(turn.number, int(place)) for place in np.flatnonzero(mask[turn.start : turn.end])}
+            if trained & ids:
+                raise custom.refuse(
+                    f"answered samples of which two train completion {turn.completion}; each trains once"
+                )
+            trained |= ids
+    return finished
+
+
+def _listed(custom: Custom, answer: Any, kind: type[_T], what: str) -> list[_T]:
+    if not isinstance(answer, Sequence) or not all(isinstance(one, kind) for one in answer):
+        raise custom.refuse(f"answered {answer!r:.80}; it must answer a list of {what}")
+    return list(answer)
