@@ -50,6 +50,8 @@ class Fake:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.url = ""
+        self.info: Callable[[], Answer] | None = None
+        """What it tells of itself; None: nothing."""
 
     def handle(self, path: str, body: Answer, headers: dict[str, str]) -> Answer:
         with self.lock:
@@ -74,11 +76,20 @@ def serving(fake: Fake) -> Iterator[Fake]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def do_GET(self) -> None:
+            if fake.info is None or self.path != "/server_info":
+                self._send(404, b'{"detail":"Not Found"}')
+            else:
+                self._say(fake.info)
+
         def do_POST(self) -> None:
             sent = self.rfile.read(int(self.headers["content-length"]))
             headers = {key.lower(): value for key, value in self.headers.items()}
+            self._say(lambda: fake.handle(self.path, json.loads(sent), headers))
+
+        def _say(self, answer: Callable[[], Answer]) -> None:
             try:
-                self._send(200, json.dumps(fake.handle(self.path, json.loads(sent), headers)).encode())
+                self._send(200, json.dumps(answer()).encode())
             except Status as status:
                 self._send(
                     status.code, status.body if isinstance(status.body, bytes) else json.dumps(status.body).encode()

@@ -45,8 +45,11 @@ def upstream(family: str) -> str:
 
 def rendered(template: str, messages: Sequence[Json], tools: Sequence[Json] | None = None, **kwargs: Any) -> str:
     """What `transformers` makes of a template's text."""
-    made, _ = render_jinja_template([list(messages)], tools=tools, chat_template=template, **kwargs)
-    return str(made[0])
+    offered: list[Any] | None = None if tools is None else list(tools)
+    made: tuple[list[str], Any] = render_jinja_template(
+        [list(messages)], tools=offered, chat_template=template, **kwargs
+    )  # type: ignore[assignment]
+    return made[0][0]
 
 
 def outcome(template: str, messages: Sequence[Json], tools: Sequence[Json] | None = None, **kwargs: Any) -> str:
@@ -59,7 +62,15 @@ def outcome(template: str, messages: Sequence[Json], tools: Sequence[Json] | Non
 
 # Ids, by `tokenizers` alone.
 
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CONTROLS: tuple[str, ...] = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+)
 CONTROLS += ("<tool_response>", "</tool_response>")
 
 
@@ -120,7 +131,7 @@ def literal_ids(
         piece = text[place : match.start() if match else len(text)].replace(mask, "")
         ids += plain(family).encode(piece, add_special_tokens=False).ids
         if match:
-            ids.append(raw(family).token_to_id(match.group()))
+            ids += engine_ids(family, match.group())
             place = match.end()
     return ids
 

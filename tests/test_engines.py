@@ -157,6 +157,18 @@ def test_chat_sends_ids_and_what_the_parsers_need_and_keeps_what_came_back(fake:
     }
 
 
+def test_calls_of_a_turn_that_was_cut_are_for_our_own_parser_to_find(fake: Fake) -> None:
+    """SGLang's parsers make calls of what stands before the cut, whether it is whole or not."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "hi", "tool_calls": [call]}
+    request = codec().session(thinking=False).prepare([{"role": "user", "content": "0"}])
+    with sglang(fake) as engine:
+        for message, kept in ((said, None), ({**said, "tool_calls": []}, {**said, "tool_calls": []})):
+            fake.acts.append(changed(message=message, finish_reason="length"))
+            completion = engine.complete(request, max_tokens=8)
+            assert (completion.finish_reason, completion.message) == ("length", kept)
+
+
 def test_generate_sends_ids_alone_and_our_parser_makes_the_message(fake: Fake) -> None:
     fake.usual = lambda path, body: {
         "text": "hello",

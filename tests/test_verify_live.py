@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fake_sglang import Answer, Fake, Reset, Status, model, serving
+from fake_sglang import Answer, Fake, Raw, Reset, Status, model, serving
 from tito_core import Codec, KnownIssue, Parsers
 from tito_core.cli.main import tito
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.engines.sglang import SGLangEngine
-from tito_core.errors import EngineError
+from tito_core.errors import EngineError, FamilyError
 from tito_core.families.registry import Registry, default_registry
 from tito_core.verify.live import verify_live
 from tito_core.verify.report import Failure, Report
@@ -56,6 +56,17 @@ def verify(fake: Fake, **options: Any) -> Report:
             engine,
             **{"vocabulary": "r1", "sessions": 4, "concurrency": 2, "max_tokens": 4096, **options},
         )
+
+
+def telling(**info: Any) -> Callable[[], Answer]:
+    return lambda: {"version": "0.5.23", **info}
+
+
+def raising(cause: Exception) -> Callable[[], Answer]:
+    def answer() -> Answer:
+        raise cause
+
+    return answer
 
 
 def only(report: Report) -> Failure:
@@ -294,6 +305,57 @@ def test_an_engine_that_fails_one_answer_breaks_one_session_and_a_known_issue_ex
         "failed (HTTP 500): no fuse_qkv here; its log says why (3 turn(s) of this session were committed, and are kept)"
     )
     assert (report.sessions.driven, report.sessions.passed) == (4, 3)
+
+
+def test_a_server_of_other_parsers_is_refused_before_any_session(fake: Fake) -> None:
+    fake.info = telling(reasoning_parser="deepseek-v3", tool_call_parser="deepseekv32")
+    assert verify(fake).exit_code == 0
+    fake.seen.clear()
+    fake.info = telling(reasoning_parser="deepseek-v3", tool_call_parser="deepseekv31")
+    with pytest.raises(FamilyError) as caught:
+        verify(fake)
+    assert str(caught.value) == (
+        "sglang reads reasoning with the parser deepseek-v3 and tool calls with deepseekv31, and deepseekv32 is read with "
+        "deepseek-v3 and deepseekv32; start it with --reasoning-parser deepseek-v3 --tool-call-parser deepseekv32"
+    )
+    assert not any("input_ids" in body for _, body in fake.seen)
+    fake.info = telling(reasoning_parser=None, tool_call_parser=None)
+    said = says("--engine", fake.url, "--vocabulary", "r1")
+    assert (said.exit_code, said.stdout) == (3, "")
+    assert said.stderr.splitlines()[-1] == (
+        "error: sglang reads reasoning with the parser none and tool calls with none, and deepseekv32 is read with "
+        "deepseek-v3 and deepseekv32; start it with --reasoning-parser deepseek-v3 --tool-call-parser deepseekv32"
+    )
+
+
+def test_where_our_own_parser_makes_the_messages_the_server_may_have_any(fake: Fake) -> None:
+    fake.info = telling(reasoning_parser=None, tool_call_parser=None)
+    with SGLangEngine(fake.url, endpoint="generate") as engine:
+        assert engine.parsers() is None
+    with SGLangEngine(fake.url) as engine:
+        assert engine.parsers() == Parsers()
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        telling(),
+        telling(tool_call_parser="deepseekv31"),
+        telling(reasoning_parser=None, tool_call_parser=["deepseekv31"]),
+        raising(Status(500, {"message": "no"})),
+        raising(Status(401, {"message": "no"})),
+        raising(Raw(b"pong")),
+    ],
+)
+def test_a_server_that_does_not_tell_its_parsers_is_taken_as_it_is(fake: Fake, info: Callable[[], Answer]) -> None:
+    fake.info = info
+    assert verify(fake, sessions=2, append_roles=["user"]).exit_code == 0
+
+
+def test_a_server_that_is_lost_before_any_session(fake: Fake) -> None:
+    fake.info = raising(Reset())
+    with pytest.raises(EngineError, match=r"could not be reached, or broke off, 1 time\(s\)"):
+        verify(fake)
 
 
 def test_an_engine_that_is_not_there_is_no_report() -> None:

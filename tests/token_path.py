@@ -24,8 +24,9 @@ from oracles import tokenizer_json
 from v32_upstream import Json, upstream_text
 
 Ids = npt.NDArray[np.int32]
-Name = Literal["r1", "v4"]
+Name = Literal["r1", "v4", "qwen3"]
 NAMES: tuple[Name, ...] = ("r1", "v4")
+"""Those of DeepSeek."""
 BOS, EOS, USER, ASSISTANT = 0, 1, 128803, 128804
 THINK: dict[Name, int] = {"r1": 128798, "v4": 128821}
 UNTHINK: dict[Name, int] = {"r1": 128799, "v4": 128822}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from drawn import codec
 from engine_server import make_model
 from environment import SGLANG
-from sglang_server import Server, processor
+from sglang_server import Serve, Server, processor
 from token_path import NAMES, Name
 
 REASONING_PARSER, TOOL_CALL_PARSER = "deepseek-v3", "deepseekv32"
-Serve = Callable[[Name, str, str], Server]
 
 
 def pytest_report_header() -> str:
@@ -22,19 +21,19 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """`server(vocabulary, reasoning_parser, tool_call_parser)`: a server that is ready. Logs: `sglang-*` in the base of
-    the temporary directories."""
+    """`server(vocabulary, reasoning_parser, tool_call_parser, *flags)`: a server that is ready. Logs: `sglang-*` in the
+    base of the temporary directories."""
     home = tmp_path_factory.mktemp("sglang")
-    running: dict[tuple[Name, str, str], Server] = {}
+    running: dict[tuple[str, ...], Server] = {}
 
-    def serve(vocabulary: Name, reasoning_parser: str, tool_call_parser: str) -> Server:
-        key = (vocabulary, reasoning_parser, tool_call_parser)
+    def serve(vocabulary: Name, reasoning_parser: str, tool_call_parser: str, *more: str) -> Server:
+        key = (vocabulary, reasoning_parser, tool_call_parser, *more)
         if key not in running:
             stop()
-            flags = ("--reasoning-parser", reasoning_parser, "--tool-call-parser", tool_call_parser)
+            flags = ("--reasoning-parser", reasoning_parser, "--tool-call-parser", tool_call_parser, *more)
             model = make_model(SGLANG, vocabulary, home / vocabulary)
             codec(vocabulary), processor()  # once, before many threads ask for them at the same time
-            running[key] = Server(vocabulary, model, flags, home / f"{'-'.join(key)}.log")
+            running[key] = Server(vocabulary, model, flags, home / f"{'-'.join(key[:3])}.log")
         if not running[key].alive:
             running[key].start()
         return running[key]

@@ -17,11 +17,13 @@ from token_path import Name
 T = TypeVar("T")
 U = TypeVar("U")
 AT_ONCE = 16
+FAMILY: dict[Name, str] = {"r1": "deepseekv32", "v4": "deepseekv32", "qwen3": "qwen3"}
+"""Of each vocabulary."""
 
 
 @cache
 def codec(name: Name) -> Codec:
-    return tito_core.load("deepseekv32", vocabulary=name)
+    return tito_core.load(FAMILY[name], vocabulary=name)
 
 
 def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:

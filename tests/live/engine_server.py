@@ -20,17 +20,13 @@ from typing import Any, ClassVar
 import httpx
 
 from environment import SGLANG, Environment, LiveError, tail
-from oracles import tokenizer_json
+from oracles import chat_template, tokenizer_json
 from token_path import Name
 
 READY_WITHIN = 600.0  # seconds; an idle machine takes 25 to 70, one that does much else minutes
-TOKENIZER_CONFIG = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "bos_token": "<｜begin▁of▁sentence｜>",
-    "eos_token": "<｜end▁of▁sentence｜>",
-    "add_bos_token": False,
-    "clean_up_tokenization_spaces": False,
-}
+COMMON = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False, "clean_up_tokenization_spaces": False}
+DEEPSEEK = {**COMMON, "bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
+QWEN_ENDS = [151645, 151643]  # <|im_end|>, <|endoftext|>
 # Its input ends when the tests do, however they end; then nothing of the group is left. Told to end, it tells the server.
 GUARD = (
     'exec 3<&0; "$@" </dev/null & server=$!; trap "kill $server" TERM; { cat <&3 >/dev/null; kill -KILL 0; } & '
@@ -38,13 +34,22 @@ GUARD = (
 )
 
 
+def tokenizer_config(vocabulary: Name) -> dict[str, Any]:
+    """Qwen's holds the published template, as its checkpoints do; DeepSeek's V3.2 has none."""
+    if vocabulary != "qwen3":
+        return DEEPSEEK
+    return {**COMMON, "eos_token": "<|im_end|>", "chat_template": chat_template("qwen3")}
+
+
 def make_model(environment: Environment, vocabulary: Name, directory: Path) -> Path:
     """A checkpoint directory with the vocabulary's tokenizer and random weights, made once."""
     if not (directory / "config.json").is_file():
         directory.mkdir(parents=True, exist_ok=True)
         shutil.copy(tokenizer_json(vocabulary), directory / "tokenizer.json")
-        (directory / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, ensure_ascii=False))
+        (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(vocabulary), ensure_ascii=False))
         environment.run(SGLANG.scripts / "make_model.py", directory)
+        if vocabulary == "qwen3":
+            (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": QWEN_ENDS}))
     return directory
 
 

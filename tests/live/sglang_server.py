@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,10 @@ class Server(EngineServer):
             body["custom_logit_processor"] = processor()
             sampling |= {"custom_params": {"script": script}, "temperature": 0}
         return self.post("/generate", {**body, "sampling_params": sampling})
+
+
+Serve = Callable[..., Server]
+"""The fixture `server`: vocabulary, reasoning parser, tool call parser, and further flags."""
 
 
 def scripted(ids: list[int]) -> dict[str, Any]:

@@ -127,6 +127,6 @@ def test_what_is_refused(live: Server, change: dict[str, Any], message: str) -> 
 
 
 def test_the_server_says_what_it_is(live: Server) -> None:
-    told = live.client.get("/get_server_info").json()
+    told = live.client.get("/server_info").json()
     assert (told["version"], told["context_length"], told["model_path"]) == ("0.5.23", 8192, str(live.model))
     assert (told["reasoning_parser"], told["tool_call_parser"]) == ("deepseek-v3", "deepseekv32")

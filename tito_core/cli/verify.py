@@ -144,7 +144,8 @@ def command(
 
     Needs no GPU and no network. Exits 0 when all held and 1 when a promise broke: the smallest conversation that shows
     it is then printed, and saved in this directory. 2 is wrong usage, 3 a family or a checkpoint that can't be loaded,
-    or an engine that can't be reached. With --engine only sessions are driven, with the vocabulary that it serves.
+    or an engine that can't be reached or runs other parsers than the family's. With --engine only sessions are driven,
+    with the vocabulary that it serves.
     """
     from tito_core.cli.output import console
     from tito_core.verify.run import verify

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from tito_core.errors import CompletionError, EngineError
+from tito_core.families.family import Parsers
 from tito_core.prompts.messages import Tool
 from tito_core.responses.completion import Completion
 from tito_core.sessions.turn import Request
@@ -100,6 +101,10 @@ class HTTPEngine:
         """The prompt ids, int32, that the engine itself makes of messages. Raises EngineError."""
         raise NotImplementedError
 
+    def parsers(self) -> Parsers | None:
+        """The parsers that make its messages; None where it has none that do, or does not tell. Raises EngineError."""
+        return None
+
     def cancel(self, request: Request | None = None) -> None:
         """Ends the calls of this request, or all of them; each raises an EngineError of the kind `cancelled`."""
         with self._lock:
@@ -130,7 +135,13 @@ class HTTPEngine:
 
     def post(self, path: str, body: Mapping[str, Any], request: Request | None = None) -> dict[str, Any]:
         """The JSON object that the engine answers. Raises EngineError."""
-        data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        return self._asked(path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), request)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object that the engine answers where nothing is sent. Raises EngineError."""
+        return self._asked(path, None, None)
+
+    def _asked(self, path: str, data: bytes | None, request: Request | None) -> dict[str, Any]:
         with self._lock:
             if self._loop.is_closed():
                 raise self.error("cancelled", "was closed; open another engine")
@@ -237,7 +248,7 @@ class HTTPEngine:
         await asyncio.sleep(0)
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
-    async def _answer(self, path: str, data: bytes) -> tuple[int, bytes]:
+    async def _answer(self, path: str, data: bytes | None) -> tuple[int, bytes]:
         import httpx
 
         attempt = 0
@@ -261,9 +272,10 @@ class HTTPEngine:
                     "usage", f"can't be asked ({type(cause).__name__}: {cause}); correct the URL"
                 ) from None
 
-    async def _once(self, path: str, data: bytes) -> tuple[int, bytes]:
+    async def _once(self, path: str, data: bytes | None) -> tuple[int, bytes]:
         body = bytearray()
-        async with self._client.stream("POST", self.url + path, content=data) as response:
+        method = "GET" if data is None else "POST"
+        async with self._client.stream(method, self.url + path, content=data) as response:
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > self._max_bytes:

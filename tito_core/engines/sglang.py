@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from tito_core.engines.http import NOTHING, HTTPEngine, choice_of, conversation, mapping, offered
+from tito_core.errors import EngineError
+from tito_core.families.family import Parsers
 from tito_core.responses.completion import Completion
 from tito_core.sessions.turn import Request
 from tito_core.tokens.append import Ids
@@ -16,7 +18,8 @@ _META = ("prompt_tokens", "completion_tokens", "cached_tokens", "spec_accept_len
 
 
 class SGLangEngine(HTTPEngine):
-    """SGLang 0.5.23 and later. `endpoint`: `chat`, or `generate`, where our own parser makes the message.
+    """SGLang 0.5.23 and later. `endpoint`: `chat`, or `generate`, where our own parser makes the message; on `chat` it does
+    where SGLang's parsers find calls that can't be whole.
 
     The thinking kwargs go to `chat` in every call; `generate` renders and parses nothing, and has no place for them.
     """
@@ -98,3 +101,17 @@ class SGLangEngine(HTTPEngine):
             "return_prompt_token_ids": True,
         }
         return self.own_render(ours, lambda answer: choice_of(self, answer).get("prompt_token_ids"))
+
+    def parsers(self) -> Parsers | None:
+        if not self._chat:
+            return None
+        try:
+            told = self.get("/server_info")
+        except EngineError as cause:
+            if cause.where["kind"] in ("usage", "fault", "answer"):
+                return None
+            raise
+        names = [told.get(key, 0) for key in ("reasoning_parser", "tool_call_parser")]
+        if not all(isinstance(name, str | None) for name in names):
+            return None
+        return Parsers(reasoning=names[0], tool_call=names[1])

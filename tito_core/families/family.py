@@ -709,19 +709,20 @@ class Family(Declaration):
     def check_parsers(self, engine: str, *, reasoning: str | None, tool_call: str | None) -> None:
         """Raises FamilyError where an engine parses with others than this family's: it would read no calls, or no
         thoughts, in what the model says. An engine that the family says nothing about may have any."""
-        declared = self.parsers.get(engine)
-        for what, ours, theirs in (
-            ("reasoning", declared and declared.reasoning, reasoning),
-            ("tool call", declared and declared.tool_call, tool_call),
-        ):
-            if declared and ours != theirs:
-                raise FamilyError(
-                    f"{engine} reads {self.name} with the {what} parser {ours or 'none'}, and this one has {theirs or 'none'}; "
-                    "start it with the family's own",
-                    engine=engine,
-                    found=theirs,
-                    declared=ours,
-                )
+        ours, theirs = self.parsers.get(engine), Parsers(reasoning=reasoning, tool_call=tool_call)
+        if ours is None or ours == theirs:
+            return
+        flags = {"--reasoning-parser": ours.reasoning, "--tool-call-parser": ours.tool_call}
+        given = " ".join(f"{flag} {parser}" for flag, parser in flags.items() if parser)
+        absent = " or ".join(flag for flag, parser in flags.items() if not parser)
+        start = " and ".join(filter(None, (given and f"with {given}", absent and f"without {absent}")))
+        raise FamilyError(
+            f"{engine} reads reasoning with the parser {reasoning or 'none'} and tool calls with {tool_call or 'none'}, and "
+            f"{self.name} is read with {ours.reasoning or 'none'} and {ours.tool_call or 'none'}; start it {start}",
+            engine=engine,
+            found=theirs.model_dump(),
+            declared=ours.model_dump(),
+        )
 
     def revision(self, name: str | None) -> Revision:
         """The revision of that name; the first where it is None. Raises KeyError with the known names."""

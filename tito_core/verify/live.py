@@ -55,12 +55,15 @@ def verify_live(
     differ from the canonical ones. Under `refuse` a session ends with its first turn that was cut.
 
     Raises EngineError where the engine does not answer at all; one that is lost later is a failure, and the report holds
-    what was committed before. UnknownFamilyError, PluginError, FamilyError and CheckpointError as `verify` does.
+    what was committed before. FamilyError where the engine's parsers are not the family's. UnknownFamilyError, PluginError,
+    FamilyError and CheckpointError as `verify` does.
     """
     began = time.monotonic()
     codec = (registry or default_registry).load(family, model=model, revision=revision, vocabulary=vocabulary)
     bench = Bench(codec, codec.narrowed(None if append_roles is None else tuple(append_roles)), seed)
     engine.rendered([{"role": "user", "content": "0"}], chat_template_kwargs=codec.decide().forward_kwargs)
+    if (parsers := engine.parsers()) is not None:
+        codec.family.check_parsers(engine.kind, reasoning=parsers.reasoning, tool_call=parsers.tool_call)
     run = _Run(bench, engine, Tally(progress or (lambda *_: None)))
     with ThreadPoolExecutor(concurrency) as pool:
         calls = [pool.submit(run.session, number, max_tokens, truncation) for number in range(sessions)]

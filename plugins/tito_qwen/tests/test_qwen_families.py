@@ -195,18 +195,23 @@ def test_effort_is_part_of_the_frozen_decision() -> None:
     assert codec("qwen38").decide(False).forward_kwargs == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_a_parser_of_another_generation_is_refused(engine: str) -> None:
+@pytest.mark.parametrize(("engine", "other"), [("sglang", "qwen"), ("vllm", "hermes")])
+def test_a_parser_of_another_generation_is_refused(engine: str, other: str) -> None:
     """An engine that reads JSON calls would find none in Qwen3.6's XML."""
     declared = tito_core.get_family("qwen36")
     declared.check_parsers(engine, reasoning="qwen3", tool_call="qwen3_coder")
     with pytest.raises(FamilyError) as caught:
-        declared.check_parsers(engine, reasoning="qwen3", tool_call="qwen25")
+        declared.check_parsers(engine, reasoning="qwen3", tool_call=other)
     assert str(caught.value) == (
-        f"{engine} reads qwen36 with the tool call parser qwen3_coder, and this one has qwen25; start it with the family's own"
+        f"{engine} reads reasoning with the parser qwen3 and tool calls with {other}, and qwen36 is read with qwen3 and "
+        "qwen3_coder; start it with --reasoning-parser qwen3 --tool-call-parser qwen3_coder"
     )
-    with pytest.raises(FamilyError, match=r"with the reasoning parser none, and this one has qwen3; "):
+    with pytest.raises(FamilyError) as caught:
         tito_core.get_family("qwen3coder").check_parsers(engine, reasoning="qwen3", tool_call="qwen3_coder")
+    assert str(caught.value) == (
+        f"{engine} reads reasoning with the parser qwen3 and tool calls with qwen3_coder, and qwen3coder is read with none "
+        "and qwen3_coder; start it with --tool-call-parser qwen3_coder and without --reasoning-parser"
+    )
     declared.check_parsers("another", reasoning=None, tool_call=None)
 
 

@@ -51,7 +51,7 @@ _ANY: Final[frozenset[Role]] = frozenset({"user", "system", "assistant"})
 _AFTER_CALLS: Final[frozenset[Role]] = _ANY | {"tool"}
 
 _CALLS: Final = {
-    "hermes": (f"\n{UNCALL}", {"sglang": "qwen25", "vllm": "hermes"}),
+    "hermes": (f"\n{UNCALL}", {"sglang": "qwen", "vllm": "hermes"}),
     "xml": (f"\n</parameter>\n</function>\n{UNCALL}", {"sglang": "qwen3_coder", "vllm": "qwen3_coder"}),
 }
 """What closes a call that was cut, and what engines call the parser of calls."""
