@@ -84,7 +84,7 @@ def test_the_other_revision_is_found_at_turn_1(v4: Server) -> None:
 
 def test_random_output_is_kept_as_it_was_sampled(v4: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    driven = sessions(64)
+    driven = sessions(16)
     said = CliRunner().invoke(
         tito,
         [
