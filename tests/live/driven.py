@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,14 @@ from tito_core.tokens.compare import FAULTS
 from tito_core.verify.report import Report
 
 AT_ONCE = 32
+FEW = 16
 MOST = 16
 """Ids a random turn: a session takes some nine turns, and the server makes some 45 ids a second."""
+
+
+def sessions(usual: int) -> int:
+    """How many to drive: `usual`, unless TITO_LIVE_SESSIONS says otherwise."""
+    return int(os.environ.get("TITO_LIVE_SESSIONS") or usual)
 
 
 class Scripted(SGLangEngine):

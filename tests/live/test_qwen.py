@@ -16,7 +16,7 @@ import tito_core
 from completions import PLAIN, TOOLS, VALUES
 from conversations import Conversation, Json
 from drawn import at_once, codec, drawn
-from driven import AT_ONCE, MOST, Scripted, held
+from driven import AT_ONCE, FEW, MOST, Scripted, held, sessions
 from prompts import first_prompts, rendered, texts_of
 from qwen_upstream import rendered as printed_by
 from qwen_upstream import upstream
@@ -28,7 +28,6 @@ from tito_core.verify.live import verify_live
 from tito_core.verify.report import Report
 from token_path import added, engine_ids, resplit
 
-SESSIONS = 16
 END = "<|im_end|>"
 
 
@@ -93,13 +92,13 @@ def test_random_output_is_kept_as_it_was_sampled(qwen: Server, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     said = command(
         qwen,
-        *("--model", str(qwen.model), "--sessions", str(SESSIONS), "--concurrency", str(AT_ONCE)),
+        *("--model", str(qwen.model), "--sessions", str(sessions(FEW)), "--concurrency", str(AT_ONCE)),
         *("--max-tokens", str(MOST), "--truncation", "close", "--append-roles", "user"),
         *("--assistant-text-threshold", "1", "--json", "report.json"),
     )
     print(said.output)
     report = Report.model_validate_json(Path("report.json").read_text())
-    held(report, SESSIONS)
+    held(report, sessions(FEW))
     assert (said.exit_code, report.warnings) == (0, ())
     assert [one.name for one in report.vocabulary] == ["checkpoint"]
     engine = report.engine
@@ -111,8 +110,10 @@ def test_random_output_is_kept_as_it_was_sampled(qwen: Server, tmp_path: Path, m
 
 def test_scripted_output_with_thoughts_calls_cuts_and_garbled_markup(qwen: Server) -> None:
     with Scripted(qwen) as engine:
-        report = verify_live("qwen3", engine, sessions=SESSIONS, concurrency=AT_ONCE, truncation="close", threshold=1.0)
-    held(report, SESSIONS)
+        report = verify_live(
+            "qwen3", engine, sessions=sessions(FEW), concurrency=AT_ONCE, truncation="close", threshold=1.0
+        )
+    held(report, sessions(FEW))
     assert report.sessions.calls > 0
     assert {"cut"} < set(report.sessions.actions)
     assert {"tool_results", "tool_results_then_user", "failed_call_result"} & set(report.sessions.actions)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_first_prompts import large, rendered
-from test_verify_engine import AT_ONCE, MOST, SCRIPTED, Scripted, held, sessions
 
 import tito_core
 from conversations import Conversation
 from drawn import at_once, drawn
+from driven import AT_ONCE, FEW, MOST, Scripted, held, sessions
+from prompts import large, rendered
 from sglang_server import Server
 from tito_core import Codec, SGLangEngine
 from tito_core.cli.main import tito
@@ -84,7 +84,7 @@ def test_the_other_revision_is_found_at_turn_1(v4: Server) -> None:
 
 def test_random_output_is_kept_as_it_was_sampled(v4: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    driven = sessions(16)
+    driven = sessions(FEW)
     said = CliRunner().invoke(
         tito,
         [
@@ -101,7 +101,7 @@ def test_random_output_is_kept_as_it_was_sampled(v4: Server, tmp_path: Path, mon
 def test_scripted_output_with_thoughts_calls_cuts_and_garbled_markup(v4: Server) -> None:
     with Scripted(v4) as engine:
         engine.codec = codec()
-        report = verify_live("deepseekv4", engine, sessions=sessions(SCRIPTED), **CLOSED)
-    held(report, sessions(SCRIPTED))
+        report = verify_live("deepseekv4", engine, sessions=sessions(FEW), **CLOSED)
+    held(report, sessions(FEW))
     assert report.sessions.calls > 0
     assert {"tool_results", "tool_results_then_user", "failed_call_result"} & set(report.sessions.actions)

@@ -6,7 +6,6 @@ TITO_LIVE_SESSIONS=64 sets all of them.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from drawn import codec
-from driven import AT_ONCE, MOST, Scripted, held
+from driven import AT_ONCE, FEW, MOST, Scripted, held, sessions
 from sglang_server import Server, processor
 from tito_core import Completion, Request, SGLangEngine
 from tito_core.cli.main import tito
@@ -26,11 +25,6 @@ from tito_core.verify.live import verify_live
 from tito_core.verify.report import Report
 
 SESSIONS = {"r1": 64, "v4": 16}
-SCRIPTED = 16
-
-
-def sessions(usual: int) -> int:
-    return int(os.environ.get("TITO_LIVE_SESSIONS") or usual)
 
 
 def test_random_output_is_kept_as_it_was_sampled(live: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,12 +65,12 @@ def test_scripted_output_with_thoughts_calls_cuts_and_garbled_markup(live: Serve
             "deepseekv32",
             engine,
             vocabulary=live.vocabulary,
-            sessions=sessions(SCRIPTED),
+            sessions=sessions(FEW),
             concurrency=AT_ONCE,
             truncation="close",
             threshold=1.0,
         )
-    held(report, sessions(SCRIPTED))
+    held(report, sessions(FEW))
     assert report.sessions.calls > 0
     assert {"cut"} < set(report.sessions.actions)
     assert {"tool_results", "tool_results_then_user", "failed_call_result"} & set(report.sessions.actions)
