@@ -384,6 +384,7 @@ def jinja_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "toys" / "templates" / "toy.jinja").write_bytes(b"\xc3\xa9{{ x }}\r\n\n")
     for name, template in (("shipped", "templates/toy.jinja"), ("own", "native")):
         module = TOY.replace('name="toy"', f'name="{name}"').replace("json:JSONDecoder", template)
+        module = module.replace("toy_plugin:", f"toys.{name}:")
         (site / "toys" / f"{name}.py").write_text(module)
     info = site / "toys-1.dist-info"
     info.mkdir()
