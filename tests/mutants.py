@@ -486,92 +486,6 @@ MUTANTS = (
         """other = other[: len(marks)]
         ended = [] if len(marks) == len(other) == sum(np.isin(expected[marks], actual[other])) else None""",
     ),
-)
-
-# In the chat templates of Qwen: a fault that the checks must see in any family of Jinja templates.
-TEMPLATE_MUTANTS = (
-    TemplateMutant(
-        "old thoughts dropped",
-        "prefix",
-        "qwen3",
-        "{%- if preserving or (loop.index0 > asked.last and (loop.last or thought)) %}",
-        "{%- if loop.index0 > asked.last and (loop.last or thought) %}",
-    ),
-    TemplateMutant(
-        "empty block of the newest alone",
-        "prefix",
-        "qwen3",
-        "{%- if preserving or (",
-        "{%- if (preserving and (thought or loop.last)) or (",
-    ),
-    TemplateMutant(
-        "thought cut short",
-        "content",
-        "qwen3",
-        "thought.strip('\\n')",
-        "thought.strip('\\n')[:-1]",
-    ),
-    TemplateMutant(
-        "question stripped",
-        "content",
-        "qwen3",
-        "{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}",
-        "{{- '<|im_start|>' + message.role + '\\n' + content.strip() + '<|im_end|>\\n' }}",
-    ),
-    TemplateMutant(
-        "results apart",
-        "gate",
-        "qwen3",
-        "{{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' }}",
-        "{{- '<|im_start|>assistant' if loop.first or loop.previtem.role != 'tool' }}",
-    ),
-    TemplateMutant("schema sorted", "schema", "qwen3", "tool | tojson", "tool | tojson(sort_keys=true)"),
-    TemplateMutant(
-        "arguments escaped", "parse", "qwen3", "called.arguments | tojson }}", "called.arguments | string }}"
-    ),
-    TemplateMutant(
-        "mode ignored",
-        "thinking",
-        "qwen3",
-        "if enable_thinking is defined and enable_thinking is false }}",
-        "if enable_thinking is defined and false }}",
-    ),
-    TemplateMutant(
-        "no line end after a turn",
-        "seam",
-        "qwen3",
-        "{%- endfor %}\n        {{- '<|im_end|>\\n' }}",
-        "{%- endfor %}\n        {{- '<|im_end|>' }}",
-    ),
-    TemplateMutant(
-        "later system message folded away",
-        "gate",
-        "qwen35",
-        "{{- '<|im_start|>system\\n' + content + '<|im_end|>\\n' if not loop.first }}",
-        "",
-    ),
-    TemplateMutant(
-        "later system message refused",
-        "gate",
-        "qwen35",
-        "{%- if not (loop.first or preserving) %}",
-        "{%- if not loop.first %}",
-    ),
-    TemplateMutant(
-        "values stripped",
-        "content",
-        "qwen35",
-        "else value | string)",
-        "else value | string | trim)",
-    ),
-    TemplateMutant(
-        "effort at the end",
-        "prefix",
-        "qwen38",
-        "{%- if add_generation_prompt %}",
-        "{{- effort }}{%- if add_generation_prompt %}",
-    ),
-    # Families that fold, with an effort and with schemas of their own.
     Mutant(
         "effort not forwarded",
         "thinking",
@@ -658,4 +572,90 @@ TEMPLATE_MUTANTS = (
         "return _parse(sampled, V4)",
         "deepseekv41",
     ),
+)
+
+# In the chat templates of Qwen: a fault that the checks must see in any family of Jinja templates.
+TEMPLATE_MUTANTS = (
+    TemplateMutant(
+        "old thoughts dropped",
+        "prefix",
+        "qwen3",
+        "{%- if preserving or (loop.index0 > asked.last and (loop.last or thought)) %}",
+        "{%- if loop.index0 > asked.last and (loop.last or thought) %}",
+    ),
+    TemplateMutant(
+        "empty block of the newest alone",
+        "prefix",
+        "qwen3",
+        "{%- if preserving or (",
+        "{%- if (preserving and (thought or loop.last)) or (",
+    ),
+    TemplateMutant(
+        "thought cut short",
+        "content",
+        "qwen3",
+        "thought.strip('\\n')",
+        "thought.strip('\\n')[:-1]",
+    ),
+    TemplateMutant(
+        "question stripped",
+        "content",
+        "qwen3",
+        "{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}",
+        "{{- '<|im_start|>' + message.role + '\\n' + content.strip() + '<|im_end|>\\n' }}",
+    ),
+    TemplateMutant(
+        "results apart",
+        "gate",
+        "qwen3",
+        "{{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' }}",
+        "{{- '<|im_start|>assistant' if loop.first or loop.previtem.role != 'tool' }}",
+    ),
+    TemplateMutant("schema sorted", "schema", "qwen3", "tool | tojson", "tool | tojson(sort_keys=true)"),
+    TemplateMutant(
+        "arguments escaped", "parse", "qwen3", "called.arguments | tojson }}", "called.arguments | string }}"
+    ),
+    TemplateMutant(
+        "mode ignored",
+        "thinking",
+        "qwen3",
+        "if enable_thinking is defined and enable_thinking is false }}",
+        "if enable_thinking is defined and false }}",
+    ),
+    TemplateMutant(
+        "no line end after a turn",
+        "seam",
+        "qwen3",
+        "{%- endfor %}\n        {{- '<|im_end|>\\n' }}",
+        "{%- endfor %}\n        {{- '<|im_end|>' }}",
+    ),
+    TemplateMutant(
+        "later system message folded away",
+        "gate",
+        "qwen35",
+        "{{- '<|im_start|>system\\n' + content + '<|im_end|>\\n' if not loop.first }}",
+        "",
+    ),
+    TemplateMutant(
+        "later system message refused",
+        "gate",
+        "qwen35",
+        "{%- if not (loop.first or preserving) %}",
+        "{%- if not loop.first %}",
+    ),
+    TemplateMutant(
+        "values stripped",
+        "content",
+        "qwen35",
+        "else value | string)",
+        "else value | string | trim)",
+    ),
+    TemplateMutant(
+        "effort at the end",
+        "prefix",
+        "qwen38",
+        "{%- if add_generation_prompt %}",
+        "{{- effort }}{%- if add_generation_prompt %}",
+    ),
+    # Families that fold, with an effort and with schemas of their own.
 )
