@@ -392,6 +392,59 @@ def test_select_and_finish_that_misbehave_are_named(arguments: Any, text: str) -
     assert str(error.value) == text.replace("completion X", f"completion {session.turns[0].completion.id}")
 
 
+def _trains_in_place(samples: Sequence[Sample], rewards: Any, metadata: Any) -> Sequence[Sample]:
+    for sample in samples:
+        sample.loss_mask[:] = 1
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("finish", "why"),
+    [
+        (_trains_in_place, "that trains ids which nobody sampled"),
+        *(
+            (_changed(loss_mask=make), f"whose loss_mask ({kind}) is not of whole numbers 0 and 1")
+            for make, kind in (
+                (lambda sample: -sample.loss_mask, "int8"),
+                (lambda sample: sample.loss_mask * np.nan, "float64"),
+                (lambda sample: sample.loss_mask.astype(float), "float64"),
+                (lambda sample: sample.loss_mask * 3, "int8"),
+            )
+        ),
+        *(
+            (
+                _changed(loss_mask=lambda sample, given=given: given(sample)),
+                f"whose loss_mask is a {kind} that is no row of numbers; leave it, or make it an array",
+            )
+            for given, kind in (
+                (lambda sample: None, "NoneType"),
+                (lambda sample: sample.loss_mask[None], "ndarray"),
+                (lambda sample: ["1"] * len(sample.tokens), "list"),
+                (lambda sample: [[1], [1, 2]], "list"),
+            )
+        ),
+        (_changed(logprobs=lambda sample: sample.logprobs - 1), "whose logprobs are not those that it was given"),
+        (_changed(logprobs=lambda sample: sample.logprobs * np.nan), "whose logprobs are not those that it was given"),
+        (_changed(logprobs=lambda sample: sample.logprobs[:, None]), "whose logprobs is a ndarray that is no row of "),
+        (_changed(tokens=lambda sample: None), "whose tokens is a NoneType that is no row of numbers; leave it"),
+    ],
+)
+def test_what_a_finish_answers_is_held_against_what_was_sampled(finish: Any, why: str) -> None:
+    session = branched()
+    with pytest.raises(SessionError) as error:
+        session.samples(select="latest", finish=finish)
+    assert str(error.value).startswith(f"the finish '{finish.__qualname__}' answered a sample of turn 3 {why}")
+
+
+def test_a_finish_may_write_in_place_what_trains_less() -> None:
+    def first_only(samples: Sequence[Sample], rewards: Any, metadata: Any) -> list[Sample]:
+        samples[0].loss_mask[samples[0].turns[1].start :] = 0
+        return [dataclasses.replace(one, loss_mask=one.loss_mask.tolist()) for one in samples]  # type: ignore[arg-type]
+
+    (sample,) = branched().samples(select="latest", finish=first_only)
+    assert (trained(sample), sample.loss_mask.dtype) == (ids("a"), np.int8)
+
+
 def test_a_session_without_turns_has_no_samples() -> None:
     assert codec().session().samples() == []
 

@@ -150,7 +150,8 @@ def made(
     finishing = Custom("finish", finish, _FINISHES, 3)
     chosen = _chosen(selecting, selecting(turns), turns)
     drawn = [_sample(leaf, max_tokens, ours, error) for leaf in chosen]
-    return _finished(finishing, finishing(drawn, rewards, metadata), drawn)
+    given = drawn if finishing.ours else [_copied(sample) for sample in drawn]
+    return _finished(finishing, finishing(given, rewards, metadata), drawn)
 
 
 def sampled(leaf: Turn) -> list[tuple[int, int]]:
@@ -222,17 +223,25 @@ def _chosen(custom: Custom, answer: Any, turns: Sequence[Turn]) -> list[Turn]:
 def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Sample]:
     """Holds what a user's `finish` answered against what was sampled: whatever it does, masks stay honest."""
     finished = _listed(custom, answer, Sample, "samples")
+    if custom.ours:
+        return finished
     origins = {sample.leaf: sample for sample in drawn}
     trained: set[tuple[int, int]] = set()
-    for one in () if custom.ours else finished:
-        origin = origins.get(one.leaf)
-        if origin is None or not np.array_equal(origin.tokens, one.tokens):
+    for at, one in enumerate(finished):
+        origin = origins.get(one.leaf) if type(one.leaf) is int else None
+        if origin is None or not np.array_equal(origin.tokens, _numbers(custom, one, "tokens")):
             raise custom.refuse(f"answered a sample of turn {one.leaf} whose tokens are not those that it was given")
-        mask = np.asarray(one.loss_mask)
-        if not len(mask) == len(one.logprobs) == len(one.tokens):
+        mask, logprobs = _numbers(custom, one, "loss_mask"), _numbers(custom, one, "logprobs")
+        if not mask.shape == logprobs.shape == origin.tokens.shape:
             raise custom.refuse(f"answered a sample of turn {one.leaf} whose arrays are not as long as its tokens")
+        if mask.dtype.kind == "f" or not np.isin(mask, (0, 1)).all():
+            raise custom.refuse(
+                f"answered a sample of turn {one.leaf} whose loss_mask ({mask.dtype}) is not of whole numbers 0 and 1"
+            )
         if np.any(mask > origin.loss_mask):
             raise custom.refuse(f"answered a sample of turn {one.leaf} that trains ids which nobody sampled")
+        if not np.array_equal(logprobs, origin.logprobs):
+            raise custom.refuse(f"answered a sample of turn {one.leaf} whose logprobs are not those that it was given")
         for turn in origin.turns:
             ids = {(turn.number, int(place)) for place in np.flatnonzero(mask[turn.start : turn.end])}
             if trained & ids:
@@ -240,7 +249,28 @@ def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Samp
                     f"answered samples of which two train completion {turn.completion}; each trains once"
                 )
             trained |= ids
+        finished[at] = replace(
+            one, tokens=origin.tokens, loss_mask=mask.astype(np.int8), logprobs=origin.logprobs.copy()
+        )
     return finished
+
+
+def _copied(sample: Sample) -> Sample:
+    """A sample that a user's `finish` may write in, with the original kept to hold its answer against."""
+    return replace(sample, loss_mask=sample.loss_mask.copy(), logprobs=sample.logprobs.copy())
+
+
+def _numbers(custom: Custom, sample: Sample, name: str) -> npt.NDArray[Any]:
+    try:
+        made = np.asarray(getattr(sample, name))
+    except Exception:  # rows of unequal lengths, or whatever an object's own __array__ raises
+        made = np.empty((), dtype=object)
+    if made.ndim != 1 or made.dtype.kind not in "biuf":
+        raise custom.refuse(
+            f"answered a sample of turn {sample.leaf} whose {name} is a {type(getattr(sample, name)).__name__} that is no "
+            "row of numbers; leave it, or make it an array"
+        )
+    return made
 
 
 def _listed(custom: Custom, answer: Any, kind: type[_T], what: str) -> list[_T]:
