@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chats import TOOL, Json, assistant, call, codec, result, said, step, user
-from tito_core import Completion, Message, Session, Turn
+from tito_core import Codec, Completion, Message, Session, Turn
 from tito_core.errors import CompletionError, GateError, MessageError, SessionError, ThinkingError, TruncatedTurnError
 from tito_core.sessions import matching
 from token_path import EOS, engine_ids
@@ -594,7 +594,8 @@ def test_ids_past_a_stop_are_refused_or_cut() -> None:
         (sample,) = session.samples()
         assert trained(sample) == list(completion.ids[:kept])
         assert sample.status == "complete"
-        following = session.prepare([user("q"), completion.message, user("u")])
+        following = session.prepare([user("q"), turn.message.wire(), user("u")])
+        assert following.parent is turn
         assert codec().decode(following.ids).endswith("<｜end▁of▁sentence｜><｜User｜>u<｜Assistant｜><think>")
     both = Completion([*ids[:2], EOS, *ids[2:]], [-1.0] * (len(ids) + 1), "stop", stop="hat", message=assistant("h"))
     for rule in ("trim", "refuse"):
@@ -603,6 +604,34 @@ def test_ids_past_a_stop_are_refused_or_cut() -> None:
             session.commit(session.prepare([user("q")]), both)
     with pytest.raises(SessionError, match="^overrun is 'keep'; choose 'refuse' or 'trim'$"):
         codec().session(overrun="keep")  # type: ignore[arg-type]
+
+
+def test_a_message_says_nothing_of_ids_that_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = said(assistant("a"))
+    over = [*done.ids, *said(calling("x")).ids]
+    told = Completion(
+        over, [-1.0] * len(over), "tool_calls", message=assistant("a and on", tool_calls=[call("x")]), id="c"
+    )
+    session = codec().session(overrun="trim")
+    request = session.prepare([user("q")], tools=[TOOL])
+    turn = session.commit(request, told)
+    assert (turn.message.content, turn.message.reasoning, turn.message.tool_calls) == ("a", "r", ())
+    assert turn.parsed is not None
+    assert turn.parsed.state == "ok"
+    assert session.prepare([user("q"), assistant("a"), user("u")], tools=[TOOL]).parent is turn
+    bare = codec().family.model_copy(update={"response_parser": None})
+    session = codec().session(overrun="trim")
+    request = session.prepare([user("q")])
+    monkeypatch.setattr(Codec, "family", bare)
+    with pytest.raises(CompletionError) as error:
+        session.commit(request, told)
+    assert str(error.value) == (
+        f"completion c is cut after {len(done.ids)} of its {len(over)} ids, and its message may say what stands past them; "
+        "deepseekv32 declares no response_parser to read the rest back: cut ids, logprobs and message before they are "
+        "committed"
+    )
+    assert error.value.where == {"id": "c", "first_index": len(done.ids)}
+    assert session.turns == ()
 
 
 def test_many_threads_grow_one_session() -> None:

@@ -23,8 +23,9 @@ Overrun = Literal["refuse", "trim"]
 
 
 def accepted(codec: Codec, request: Request, completion: Completion, overrun: Overrun) -> Completion:
-    """The completion, cut where the rule says so. Raises CompletionError for one that can't be stored, SessionError for a
-    request whose ids are not its parent's and then its own."""
+    """The completion, cut where the rule says so, and then without its message: that may say what was cut off. Raises
+    CompletionError for one that can't be stored, SessionError for a request whose ids are not its parent's and then its
+    own."""
     if completion.finish_reason == "abort":
         raise CompletionError(
             f"completion {completion.id} was aborted by the engine; sample it again, it is never stored",
@@ -38,7 +39,17 @@ def accepted(codec: Codec, request: Request, completion: Completion, overrun: Ov
         raise CompletionError(f"completion {completion.id} can't be stored: {cause}", id=completion.id) from cause
     _check_rows(request, completion)
     end = _end(codec, completion, text, overrun)
-    return completion if end == len(completion.ids) else completion.cut(end)
+    if end == len(completion.ids):
+        return completion
+    if completion.message is not None and codec.family.response_parser is None:
+        raise CompletionError(
+            f"completion {completion.id} is cut after {end} of its {len(completion.ids)} ids, and its message may say what "
+            f"stands past them; {codec.family.name} declares no response_parser to read the rest back: cut ids, logprobs "
+            "and message before they are committed",
+            id=completion.id,
+            first_index=end,
+        )
+    return replace(completion.cut(end), message=None)
 
 
 def answer(codec: Codec, request: Request, completion: Completion) -> tuple[Message, Parsed | None]:
