@@ -92,13 +92,25 @@ def test_a_tree_that_is_not_of_retries_is_refused() -> None:
         with pytest.raises(SessionError) as error:
             session.samples()
         assert str(error.value) == (
-            "turns 1 and 2 continue turn 0 and answer different messages, so neither is a retry that the other superseded; "
+            "turns 1 and 2 continue turn 0 and answer different prompts, so neither is a retry that the other superseded; "
             "pass select='leaves' for a sample of each, select='latest' for the newest, or a function that chooses"
         )
         assert error.value.where == {"turns": (1, 2)}
     session = retried()
     step(session, [user("q"), assistant("a"), user("u"), assistant("d"), user("w")], assistant("g"))
     with pytest.raises(SessionError, match=r"^turns 2 and 3 continue turn 0 and both went on, so neither is a retry"):
+        session.samples()
+
+
+def test_turns_after_prompts_that_only_match_are_no_retries_of_each_other() -> None:
+    session = codec().session()
+    messages = [user("q")]
+    step(session, messages, assistant("a"))
+    for arguments in ('{"x": 1, "y": 2}', '{"y": 2, "x": 1}'):
+        theirs = assistant("", tool_calls=[call("a", arguments)])
+        step(session, [*messages, user("u"), theirs, result("a", "R")], assistant("b"))
+    assert session.turns[1].ids.tolist() != session.turns[2].ids.tolist()
+    with pytest.raises(SessionError, match="^turns 1 and 2 continue turn 0 and answer different prompts, so neither"):
         session.samples()
 
 

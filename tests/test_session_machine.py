@@ -270,7 +270,7 @@ TestLine.settings = RULES
 
 
 FAULTS = (
-    ("the oldest of equals", "session:Session.prepare", "(turn.length, turn.number)", "(turn.length, -turn.number)"),
+    ("the oldest of equals", "matching:closest", "turn.number\n", "-turn.number\n"),
     ("any content", "matching:_spelled", 'raw["content"] != stored.content', "False"),
     ("any role", "matching:_spelled", 'raw["role"] != "assistant"', "False"),
     ("shared ids train twice", "samples:once", "mask[turn.start : turn.end] = 0", "pass"),

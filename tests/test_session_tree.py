@@ -98,6 +98,34 @@ def test_of_equal_retries_the_newest_is_continued() -> None:
     assert session.prepare([user("q"), assistant("a"), user("u")]).parent is session.turns[1]
 
 
+def test_of_retries_that_match_the_one_that_the_client_names_is_continued() -> None:
+    session = codec().session()
+    for identity in ("a", "b", "c"):
+        session.commit(session.prepare([user("q")], tools=[TOOL]), said(calling(identity)))
+    for number, identity in enumerate(("a", "b", "c")):
+        request = session.prepare([user("q"), calling(identity), result(identity, "R")])
+        assert request.parent is session.turns[number]
+    assert session.prepare([user("q"), calling("other"), result("other", "R")]).parent is session.turns[2]
+
+
+def test_of_retries_that_match_the_one_with_the_reasoning_that_was_sent_is_continued() -> None:
+    session = codec().session()
+    for reasoning in ("", "r", "s"):
+        session.commit(session.prepare([user("q")]), said(assistant("a", reasoning)))
+    for reasoning, number in (("", 0), ("r", 1), ("s", 2)):
+        assert session.prepare([user("q"), assistant("a", reasoning), user("u")]).parent is session.turns[number]
+        sent = Message("assistant", "a", reasoning)
+        assert session.prepare([user("q"), sent, user("u")]).parent is session.turns[number]  # type: ignore[list-item]
+
+
+def test_of_retries_that_match_one_that_was_not_cut_is_continued() -> None:
+    session = codec().session()
+    whole = session.commit(session.prepare([user("q")]), said(assistant("a")))
+    cut = Completion(whole.completion.ids[:-1], [-1.0] * (whole.sampled - 1), "length", message=assistant("a"))
+    session.commit(session.prepare([user("q")]), cut)
+    assert session.prepare([user("q"), assistant("a"), user("u")]).parent is whole
+
+
 def test_a_way_back_over_any_number_of_turns_is_a_branch() -> None:
     session = codec().session()
     messages = [user("q")]

@@ -15,7 +15,7 @@ from tito_core.sessions.custom import Custom
 from tito_core.sessions.turn import Turn
 from tito_core.tokens.codec import Codec
 
-__all__ = ["Match", "Matcher", "difference", "same_tools", "spelled", "strict", "tool_arguments"]
+__all__ = ["Match", "Matcher", "closest", "difference", "same_tools", "spelled", "strict", "tool_arguments"]
 
 Match = Callable[[Message, Message], bool]
 """Whether a stored message (the first) is what a client sent (the second); both are normalised."""
@@ -85,6 +85,26 @@ class Matcher:
         if len(made) != len(own) or not all(map(self.same, own, made)):
             return None
         return _labelled(turn.message, made[-1])
+
+
+def closest(found: Mapping[Turn | None, Message | None], sent: Sequence[Any]) -> Turn | None:
+    """Of the turns found, the deepest; of several the one whose line has most of the ids that the client gives to calls, then
+    of the reasoning that it sends, then one that was not cut by length, then the newest."""
+    depth = max((turn.length for turn in found if turn), default=0)
+
+    def likeness(turn: Turn) -> tuple[int, int, bool, int]:
+        others = sum(found[one] is not one.message for one in turn.line)
+        unsaid = sum(one.message.reasoning != _reasoning(sent[one.length - 1]) for one in turn.line)
+        return -others, -unsaid, turn.finish_reason != "length", turn.number
+
+    deepest = [turn for turn in found if turn and turn.length == depth]
+    return deepest[0] if len(deepest) == 1 else max(deepest, key=likeness, default=None)
+
+
+def _reasoning(sent: Any) -> str:
+    if isinstance(sent, Message):
+        return sent.reasoning
+    return sent.get("reasoning_content") or sent.get("reasoning") or ""
 
 
 def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:

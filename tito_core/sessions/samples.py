@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from tito_core.errors import SessionError, TitoError
 from tito_core.sessions.custom import Custom
-from tito_core.sessions.matching import tool_arguments
 from tito_core.sessions.turn import Turn, leaves
 from tito_core.tokens.append import FinishReason, Ids
 from tito_core.tokens.encoder import IdSpan
@@ -72,7 +71,7 @@ Finish = Callable[[Sequence[Sample], Mapping[str, float], Mapping[str, Any]], Se
 
 
 def retries(turns: Sequence[Turn]) -> list[Turn]:
-    """The leaves, less the retries that were superseded: of turns that answer the same messages after the same turn, the
+    """The leaves, less the retries that were superseded: of turns that answer the same prompt ids after the same turn, the
     one that went on stays, or the newest. First prompts are never dropped.
 
     Raises SessionError where the turns after one turn are not retries of each other, or several of them went on.
@@ -88,7 +87,7 @@ def retries(turns: Sequence[Turn]) -> list[Turn]:
         branches = [turn for turn in siblings if not _retried(siblings[0], turn)]
         if branches or len(ongoing) > 1:
             one, other = (siblings[0], branches[0]) if branches else ongoing[:2]
-            why = "answer different messages" if branches else "both went on"
+            why = "answer different prompts" if branches else "both went on"
             raise SessionError(
                 f"turns {one.number} and {other.number} continue turn {parent.number} and {why}, so neither is a retry that "
                 "the other superseded; pass select='leaves' for a sample of each, select='latest' for the newest, or a "
@@ -209,7 +208,7 @@ def _rows(name: str, last: Turn) -> npt.NDArray[Any]:
 
 
 def _retried(one: Turn, other: Turn) -> bool:
-    return len(one.messages) == len(other.messages) and all(map(tool_arguments, one.messages, other.messages))
+    return np.array_equal(one.ids[: one.end - one.sampled], other.ids[: other.end - other.sampled])
 
 
 def _chosen(custom: Custom, answer: Any, turns: Sequence[Turn]) -> list[Turn]:

@@ -18,7 +18,7 @@ from tito_core.responses.completion import Completion
 from tito_core.sessions import accept, linear, samples
 from tito_core.sessions.accept import Overrun
 from tito_core.sessions.counters import Counters, counted
-from tito_core.sessions.matching import Match, Matcher, same_tools, spelled
+from tito_core.sessions.matching import Match, Matcher, closest, same_tools, spelled
 from tito_core.sessions.samples import Finish, Sample, Select
 from tito_core.sessions.store import Store, packed, unpacked
 from tito_core.sessions.turn import Request, Turn, leaves
@@ -89,8 +89,9 @@ class Session:
     ) -> Request:
         """The request for a whole conversation, as the client sends it. Changes nothing.
 
-        It continues the deepest turn whose conversation it begins with, the newest of several; without one it is a first
-        prompt. Tools and thinking mode are the session's first turn's from then on: leave them out, or send the same.
+        It continues the deepest turn whose conversation it begins with, of several the one that it names most exactly (see
+        `matching.closest`), the newest of equal ones; without one it is a first prompt. Tools and thinking mode are the
+        session's first turn's from then on: leave them out, or send the same.
 
         Raises MessageError, GateError, ThinkingError, SessionError, TruncatedTurnError, AppendError, TemplateError or
         EncodingError; the session is as it was.
@@ -98,7 +99,7 @@ class Session:
         at, turns = time.time(), self._turns
         sent = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes)) else []
         found = self._matcher.found(turns, sent)
-        parent = max((turn for turn in found if turn), key=lambda turn: (turn.length, turn.number), default=None)
+        parent = closest(found, sent)
         if parent and parent.length == len(sent):
             raise SessionError(
                 f"the request ends with message {len(sent) - 1} (assistant), which is stored already; append a message, "
