@@ -432,9 +432,9 @@ MUTANTS = (
     Mutant(
         "first that matches is continued",
         "sessions",
-        "tito_core.sessions.session:Session.prepare",
-        "parent = max(",
-        "parent = min(",
+        "tito_core.sessions.matching:closest",
+        "depth = max(",
+        "depth = min(",
     ),
     Mutant(
         "a line begins at its parent's end",

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,9 +201,85 @@ def test_a_file_that_is_no_store_and_a_record_that_is_none(tmp_path: Path) -> No
         file.execute("update turns set record = substr(record, 1, 50)")
     file.close()
     with pytest.raises(
-        SessionError, match=r"^the record of turn 0 can't be read \(JSONDecodeError: .*\); it was written by"
+        SessionError,
+        match=r"^the record of turn 0 can't be read \(ValueError: its checksum is \w{8}, and \w{8} is written\); it was",
     ):
         codec().session(store=SQLiteStore(good), id="s")
+    for about in ("[1]", "{", "[" * 100_000):
+        with sqlite3.connect(good) as file:
+            file.execute("update sessions set about = ?", (about,))
+        file.close()
+        with pytest.raises(SessionError, match="^what the stored session s was begun with can't be read"):
+            codec().session(store=SQLiteStore(good), id="s")
+
+
+def _summed(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x} {text}"
+
+
+def _held(**change: Any) -> Any:
+    return lambda record: _summed(json.dumps({**json.loads(record[9:]), **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda record: record[:-1] + " ", "ValueError: its checksum is .*"),
+        (lambda record: record.replace('"content": "b"', '"content": "c"'), "ValueError: its checksum is .*"),
+        (lambda record: "", "ValueError: its checksum is 00000000, and  is written"),
+        (lambda record: record.encode(), "TypeError: .*"),
+        (lambda record: _summed("{"), "JSONDecodeError: .*"),
+        (lambda record: _summed("[" * 100_000), "RecursionError: .*"),
+        (lambda record: _summed("[]"), "TypeError: .*"),
+        (_held(number=0), "ValueError: it is the record of turn 0"),
+        (_held(parent=-1), "ValueError: its parent is turn -1"),
+        (_held(parent=1), "ValueError: its parent is turn 1"),
+        (_held(summarises=-1), "ValueError: its summarises is turn -1"),
+        (_held(kept=10**6), r"ValueError: it keeps 1000000 ids of the \d+ before it"),
+        (_held(kept=-1), r"ValueError: it keeps -1 ids of the \d+ before it"),
+        (_held(new=["<i8", [1], "AAAAAAAAAAA="]), r"ValueError: it holds 4 logprobs, and ids of int64 and .*"),
+        (_held(new=["<i4", [10**400], ""]), ".*"),
+    ],
+)
+def test_a_record_that_was_changed(change: Any, why: str) -> None:
+    store = MemoryStore()
+    messages = [user("q")]
+    session = codec().session(store=store, id="s")
+    step(session, messages, assistant("a"))
+    step(session, [*messages, user("u")], assistant("b"))
+    records = store._held["s"][1]
+    records[1] = change(records[1])
+    with pytest.raises(
+        SessionError,
+        match=rf"^the record of turn 1 can't be read \({why}\); it was written by another version, or changed$",
+    ):
+        codec().session(store=store, id="s")
+
+
+def test_a_record_that_is_missing(store: Store) -> None:
+    session = codec().session(store=store, id="s")
+    messages = [user("q")]
+    for text in ("a", "b", "c"):
+        step(session, messages, assistant(text))
+        messages.append(user("u"))
+    if isinstance(store, SQLiteStore):
+        store._file.execute("delete from turns where number = 1")
+    else:
+        del store._held["s"][1][1]  # type: ignore[attr-defined]
+    with pytest.raises(
+        SessionError, match=r"^the record of turn 1 can't be read \(ValueError: it is the record of turn 2"
+    ):
+        codec().session(store=store, id="s")
+
+
+def test_a_session_that_was_begun_in_another_mode(store: Store) -> None:
+    step(codec().session(store=store, id="s", thinking=True), [user("q")], assistant("a"))
+    with pytest.raises(SessionError) as error:
+        codec().session(store=store, id="s", thinking=False)
+    assert str(error.value) == (
+        "the stored session s was begun with thinking=True, and is opened with False; its ids would not fit"
+    )
+    assert len(codec().session(store=store, id="s", chat_template_kwargs={"enable_thinking": True}).turns) == 1
 
 
 @pytest.mark.slow

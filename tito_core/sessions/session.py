@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from tito_core.errors import SessionError, TitoError
-from tito_core.families.family import AppendRoles
+from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
 from tito_core.responses.completion import Completion
@@ -64,10 +64,10 @@ class Session:
         self._lock = threading.Lock()
         self._turns: tuple[Turn, ...] = ()
         self._tools: tuple[bytes | None, tuple[Tool, ...]] = (None, ())
-        codec.decide(chat_template_kwargs=self._kwargs)
+        decision = codec.decide(chat_template_kwargs=self._kwargs)
         self._store = store
         if store is not None:
-            self._claim, records = store.take(self.id, self._about())
+            self._claim, records = store.take(self.id, self._about(decision))
             self._turns = unpacked(records)
 
     @property
@@ -262,9 +262,9 @@ class Session:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, decision: ThinkingDecision) -> dict[str, Any]:
         """What the ids of this session's turns depend on."""
-        codec = self.codec
+        codec, held = self.codec, decision.model_dump(mode="json")
         return {
             "family": codec.family.name,
             "revision": codec.revision.name,
@@ -272,6 +272,9 @@ class Session:
             "template": codec.template.sha256,
             "encoding": self._encoding,
             "linear": self.linear,
+            "thinking": held["enabled"],
+            "chat_template_kwargs": held["forward_kwargs"],
+            "render_kwargs": held["render_kwargs"],
         }
 
     def _offered(self, tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:

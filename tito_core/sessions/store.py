@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, Protocol
@@ -94,7 +95,7 @@ class SQLiteStore:
     def take(self, session: str, about: Mapping[str, Any]) -> tuple[int, list[str]]:
         with self._lock, _Transaction(self) as file:
             row = file.execute("select about, claim from sessions where id = ?", (session,)).fetchone()
-            before, claim = (json.loads(row[0]), row[1]) if row else (about, 0)
+            before, claim = (_begun(session, row[0]), row[1]) if row else (about, 0)
             _check_about(session, before, about)
             said = json.dumps(dict(about), sort_keys=True)
             file.execute("insert or replace into sessions values (?, ?, ?)", (session, said, claim + 1))
@@ -137,10 +138,12 @@ class _Transaction:
 
 
 def packed(turn: Turn) -> str:
-    """A turn as a record: JSON, arrays in base64. Raises SessionError where its completion's meta is not JSON."""
+    """A turn as a record: the crc32 of what follows it, and JSON, arrays in base64. Raises SessionError where its
+    completion's meta is not JSON."""
     done = turn.completion
     root = turn.parent is None
     held = {
+        "number": turn.number,
         "parent": turn.parent.number if turn.parent else None,
         "messages": [asdict(message) for message in turn.messages],
         "message": asdict(turn.message),
@@ -157,11 +160,12 @@ def packed(turn: Turn) -> str:
         "extras": {name: _array(rows) for name, rows in done.extras.items()},
     }
     try:
-        return json.dumps(held)
-    except (TypeError, ValueError) as cause:
+        text = json.dumps(held)
+    except (TypeError, ValueError, RecursionError) as cause:
         raise SessionError(
             f"completion {done.id} can't be kept in a store: its meta is not JSON ({cause})", id=done.id
         ) from cause
+    return f"{_checksum(text)} {text}"
 
 
 def unpacked(records: Sequence[str]) -> tuple[Turn, ...]:
@@ -169,8 +173,11 @@ def unpacked(records: Sequence[str]) -> tuple[Turn, ...]:
     turns: list[Turn] = []
     for record in records:
         try:
-            turns.append(_turn(json.loads(record), turns))
-        except (ValueError, KeyError, TypeError, IndexError) as cause:
+            sum_, _, text = record.partition(" ")
+            if sum_ != _checksum(text):
+                raise ValueError(f"its checksum is {_checksum(text)}, and {sum_:.8} is written")
+            turns.append(_turn(json.loads(text), turns))
+        except Exception as cause:  # a record that was changed can be anything
             raise SessionError(
                 f"the record of turn {len(turns)} can't be read ({type(cause).__name__}: {cause}); it was written by another "
                 "version, or changed"
@@ -178,9 +185,22 @@ def unpacked(records: Sequence[str]) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
 def _turn(held: dict[str, Any], turns: Sequence[Turn]) -> Turn:
+    if held["number"] != len(turns):
+        raise ValueError(f"it is the record of turn {held['number']}")
+    for name in ("parent", "summarises"):
+        if held[name] is not None and held[name] not in range(len(turns)):
+            raise ValueError(f"its {name} is turn {held[name]}")
     parent = None if held["parent"] is None else turns[held["parent"]]
+    if held["kept"] not in range((parent.end if parent else 0) + 1):
+        raise ValueError(f"it keeps {held['kept']} ids of the {parent.end if parent else 0} before it")
     new, logprobs = _read(held["new"]), _read(held["logprobs"])
+    if new.dtype != np.int32 or new.ndim != 1 or len(logprobs) > len(new):
+        raise ValueError(f"it holds {len(logprobs)} logprobs, and ids of {new.dtype} and the shape {new.shape}")
     completion = Completion(new[len(new) - len(logprobs) :], logprobs, **held["completion"])
     messages = tuple(map(_message, held["messages"]))
     parsed = held["parsed"]
@@ -224,8 +244,18 @@ def _read(held: tuple[str, tuple[int, ...], str]) -> npt.NDArray[Any]:
     return np.frombuffer(base64.b64decode(data), dtype=kind).reshape(shape)
 
 
+def _begun(session: str, said: Any) -> dict[str, Any]:
+    try:
+        return dict(json.loads(said))
+    except Exception as cause:
+        raise SessionError(
+            f"what the stored session {session} was begun with can't be read ({type(cause).__name__}: {cause}); it was "
+            "written by another version, or changed"
+        ) from cause
+
+
 def _check_about(session: str, before: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    for key in (*before, *about):
+    for key in (*about, *before):
         if before.get(key) != about.get(key):
             raise SessionError(
                 f"the stored session {session} was begun with {key}={before.get(key)!r}, and is opened with "
