@@ -692,3 +692,42 @@ def test_a_long_session_is_small() -> None:
     assert sum(sizes.values()) <= 2_000_000
     assert ids >= 100_000
     assert len(session.turns) == 226
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        *(
+            (
+                {"id": name},
+                f"a completion has the id {name!r}; it is text that names it, and not empty: leave it out for a ",
+            )
+            for name in ("", None, 5, b"c")
+        ),
+        *(
+            ({"id": "c", "meta": meta}, f"completion c has meta of type {kind}; map a name to what the engine said")
+            for meta, kind in ((None, "NoneType"), ([], "list"), ("x", "str"))
+        ),
+        *(
+            (
+                {"id": "c", "extras": {"x": rows}},
+                f"completion c has extras 'x' of type {rows.dtype}; rows are numbers or booleans, and their name is text",
+            )
+            for rows in (
+                np.array([object()]),
+                np.array(["a"]),
+                np.zeros(1, dtype=[("a", "i4")]),
+                np.zeros(1, dtype=[("a", "O")]),
+                np.zeros(1, dtype="M8[s]"),
+            )
+        ),
+        (
+            {"id": "c", "extras": {5: np.zeros(1)}},
+            "completion c has extras 5 of type float64; rows are numbers or booleans, and their name is text",
+        ),
+    ],
+)
+def test_a_completion_s_id_meta_and_extras(change: Json, why: str) -> None:
+    with pytest.raises(CompletionError) as error:
+        Completion([5], [-1.0], "stop", **change)
+    assert str(error.value).startswith(why)

@@ -332,6 +332,17 @@ def test_counters() -> None:
     assert counters.accept_length == counters.accepted / counters.steps
 
 
+def test_counters_leave_out_what_is_no_number() -> None:
+    session = codec().session()
+    for number, said_so in enumerate(("1", None, -1, float("nan"), float("inf"), [], {}, True, 10**400, -(10**400))):
+        meta: Json = {"cached_tokens": said_so, "spec_accept_length": said_so}
+        request = session.prepare([user(f"q{number}")])
+        session.commit(request, dataclasses.replace(said(assistant("a")), meta=meta))
+    counters = session.counters()
+    assert (counters.turns, counters.cached, counters.accepted, counters.steps) == (10, 0, 0, 0)
+    assert session.counters().accept_length is None
+
+
 def test_counters_add_up_in_any_order() -> None:
     made = []
     for number in range(3):

@@ -44,6 +44,15 @@ class Completion:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise CompletionError(
+                f"a completion has the id {self.id!r:.80}; it is text that names it, and not empty: leave it out for a new one"
+            )
+        if not isinstance(self.meta, Mapping):
+            raise CompletionError(
+                f"completion {self.id} has meta of type {type(self.meta).__name__}; map a name to what the engine said",
+                id=self.id,
+            )
         ids = _array(self.ids, "ids", self.id)
         if len(ids) and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
             raise CompletionError(f"completion {self.id} has an id outside 0..2^31-1; ids are token ids", id=self.id)
@@ -86,6 +95,13 @@ class Completion:
                 f"completion {self.id} has extras that are not arrays of rows; map a name to an array, one row an id",
                 id=self.id,
             )
+        for name, rows in self.extras.items():
+            if not isinstance(name, str) or rows.dtype.hasobject or rows.dtype.kind not in "biuf":
+                raise CompletionError(
+                    f"completion {self.id} has extras {name!r} of type {rows.dtype}; rows are numbers or booleans, and their "
+                    "name is text",
+                    id=self.id,
+                )
         object.__setattr__(self, "ids", _frozen(ids.astype(np.int32)))
         object.__setattr__(self, "logprobs", _frozen(logprobs))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from tito_core.sessions.turn import Turn
 
@@ -61,9 +62,7 @@ def counted(session: Session) -> Counters:
         known.update(leaf.line)
         found = session.compare(leaf)
         drift.update(one.kind for one in found if one.message_index is None or one.message_index >= shared)
-    speculated = [
-        (turn.sampled, float(length)) for turn in turns if (length := turn.completion.meta.get("spec_accept_length"))
-    ]
+    speculated = [(turn.sampled, length) for turn in turns if (length := _number(turn, "spec_accept_length"))]
     return Counters(
         sessions=1,
         turns=len(turns),
@@ -72,8 +71,20 @@ def counted(session: Session) -> Counters:
         rollbacks=session.rollbacks,
         truncations=sum(turn.finish_reason == "length" for turn in turns),
         sampled=sum(turn.sampled for turn in turns),
-        cached=sum(int(turn.completion.meta.get("cached_tokens") or 0) for turn in turns),
+        cached=sum(int(_number(turn, "cached_tokens")) for turn in turns),
         accepted=sum(sampled for sampled, _ in speculated),
         steps=sum(round(sampled / length) for sampled, length in speculated),
         drift=drift,
     )
+
+
+def _number(turn: Turn, name: str) -> float:
+    """What an engine said of a turn, 0 where it is no finite number of 0 or more: it counts, and no more."""
+    said = turn.completion.meta.get(name)
+    if isinstance(said, (bool, str)) or not isinstance(said, SupportsFloat):
+        return 0
+    try:
+        made = float(said)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return made if math.isfinite(made) and made >= 0 else 0
