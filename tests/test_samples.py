@@ -370,6 +370,17 @@ NAME = "_changed.<locals>.finish"
             {"select": "best"},
             "the select 'best' is none of retries, leaves, latest; name one of them, or pass a callable or its dotted path",
         ),
+        ({"select": None}, "the select 'None' is a NoneType; it must be a function"),
+        ({"finish": None}, "the finish 'None' is a NoneType; it must be a function"),
+        ({"finish": 5}, "the finish '5' is a int; it must be a function"),
+        ({"rewards": []}, "rewards is a list; it must be a mapping, or None for none"),
+        ({"rewards": [("c", 1.0)]}, "rewards is a list; it must be a mapping, or None for none"),
+        ({"metadata": "task"}, "metadata is a str; it must be a mapping, or None for none"),
+        ({"metadata": 0}, "metadata is a int; it must be a mapping, or None for none"),
+        (
+            {"rewards": {"x": 1.0, 5: 1.0}},
+            "rewards names the completion 'x', which this session does not hold; its keys are the ids of completions",
+        ),
         ({"finish": list}, "the finish 'list' is called with 3 argument(s): too many positional arguments"),
         (
             {"finish": lambda samples, rewards, metadata: [3]},

@@ -126,6 +126,30 @@ def test_of_retries_that_match_one_that_was_not_cut_is_continued() -> None:
     assert session.prepare([user("q"), assistant("a"), user("u")]).parent is whole
 
 
+def test_a_retry_of_a_compaction_is_one_too() -> None:
+    session = codec().session()
+    first = step(session, [user("q")], assistant("the sum"))
+    for text in ("a", "b", "c"):
+        root = session.commit(session.prepare([user("So far: the sum")]), said(assistant(text)))
+        assert root.parent is None
+        assert root.summarises is first
+    again = session.commit(session.prepare([user("q")]), said(assistant("other")))
+    assert again.summarises is None
+
+
+def test_a_ledger_is_read_only() -> None:
+    session = codec().session(truncation="close")
+    request = session.prepare([user("q")])
+    session.commit(request, Completion([5, 6], [-1.0] * 2, "length", message=assistant("", "x")))
+    following = session.prepare([user("q"), assistant("", "x"), user("u")])
+    assert len(following.ledger.inserted)
+    for rows in (request.ledger.suffix, following.ledger.inserted, following.ledger.suffix, following.ids):
+        before = rows.tolist()
+        with pytest.raises(ValueError, match="read-only"):
+            rows[0] = 7
+        assert rows.tolist() == before
+
+
 def test_a_way_back_over_any_number_of_turns_is_a_branch() -> None:
     session = codec().session()
     messages = [user("q")]
@@ -560,6 +584,7 @@ def test_a_matcher_of_one_s_own(matcher: Any, monkeypatch: pytest.MonkeyPatch) -
             lambda stored: True,
             "the matcher 'test_matcher.<locals>.<lambda>' is called with 2 argument(s): too many positional arguments",
         ),
+        (None, "the matcher 'None' is a NoneType; it must be a function"),
     ],
 )
 def test_a_matcher_that_is_none(matcher: Any, text: str) -> None:

@@ -334,12 +334,14 @@ def test_counters() -> None:
 
 def test_counters_leave_out_what_is_no_number() -> None:
     session = codec().session()
-    for number, said_so in enumerate(("1", None, -1, float("nan"), float("inf"), [], {}, True, 10**400, -(10**400))):
+    for number, said_so in enumerate(
+        ("1", None, -1, float("nan"), float("inf"), [], {}, True, 10**400, -(10**400), 5e-324)
+    ):
         meta: Json = {"cached_tokens": said_so, "spec_accept_length": said_so}
         request = session.prepare([user(f"q{number}")])
         session.commit(request, dataclasses.replace(said(assistant("a")), meta=meta))
     counters = session.counters()
-    assert (counters.turns, counters.cached, counters.accepted, counters.steps) == (10, 0, 0, 0)
+    assert (counters.turns, counters.cached, counters.accepted, counters.steps) == (11, 0, 0, 0)
     assert session.counters().accept_length is None
 
 

@@ -62,7 +62,11 @@ def counted(session: Session) -> Counters:
         known.update(leaf.line)
         found = session.compare(leaf)
         drift.update(one.kind for one in found if one.message_index is None or one.message_index >= shared)
-    speculated = [(turn.sampled, length) for turn in turns if (length := _number(turn, "spec_accept_length"))]
+    speculated = [
+        (turn.sampled, length)
+        for turn in turns
+        if (length := _number(turn, "spec_accept_length")) and math.isfinite(turn.sampled / length)
+    ]
     return Counters(
         sessions=1,
         turns=len(turns),

@@ -24,8 +24,7 @@ class Custom:
         name = given if isinstance(given, str) else getattr(given, "__qualname__", repr(given))
         self._called = f"the {what} {name!r}"
         made: Any = ours.get(given) if isinstance(given, str) else given
-        if made is None:
-            assert isinstance(given, str)
+        if made is None and isinstance(given, str):
             if ":" not in given and "." not in given:
                 raise SessionError(
                     f"{self._called} is none of {', '.join(ours)}; name one of them, or pass a callable or its dotted path"

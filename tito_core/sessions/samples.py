@@ -139,18 +139,22 @@ def made(
     """The samples of a session's turns; see `Session.samples`. `ours` is metadata that wins over a caller's."""
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise SessionError(f"max_tokens is {max_tokens!r}; it must be a number of ids, 1 or more, or None for no limit")
+    for what, given in (("rewards", rewards), ("metadata", metadata)):
+        if not isinstance(given, Mapping):
+            raise SessionError(f"{what} is a {type(given).__name__}; it must be a mapping, or None for none")
     if unknown := rewards.keys() - {turn.completion.id for turn in turns}:
+        first = min(unknown, key=repr)
         raise SessionError(
-            f"rewards names the completion {min(unknown)!r}, which this session does not hold; its keys are the ids of "
+            f"rewards names the completion {first!r}, which this session does not hold; its keys are the ids of "
             "completions",
-            id=min(unknown),
+            id=first,
         )
     selecting = Custom("select", select, _SELECTS, 1)
     finishing = Custom("finish", finish, _FINISHES, 3)
     chosen = _chosen(selecting, selecting(turns), turns)
     drawn = [_sample(leaf, max_tokens, ours, error) for leaf in chosen]
-    given = drawn if finishing.ours else [_copied(sample) for sample in drawn]
-    return _finished(finishing, finishing(given, rewards, metadata), drawn)
+    own = drawn if finishing.ours else [_copied(sample) for sample in drawn]
+    return _finished(finishing, finishing(own, rewards, metadata), drawn)
 
 
 def sampled(leaf: Turn) -> list[tuple[int, int]]:

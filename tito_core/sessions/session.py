@@ -22,7 +22,7 @@ from tito_core.sessions.matching import Match, Matcher, closest, same_tools, spe
 from tito_core.sessions.samples import Finish, Sample, Select
 from tito_core.sessions.store import Store, packed, unpacked
 from tito_core.sessions.turn import Request, Turn, leaves
-from tito_core.tokens.append import Truncation, check_modes
+from tito_core.tokens.append import Ids, Truncation, check_modes
 from tito_core.tokens.compare import Mismatch
 from tito_core.tokens.encoder import Mode
 
@@ -128,7 +128,7 @@ class Session:
         if parent is None:
             made = self.codec.normalise(messages)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
-            summarises = _summarised(turns, made)
+            summarises = _summarised(turns, made, ledger.ids)
         else:
             echo = found[parent]
             assert echo is not None
@@ -229,8 +229,8 @@ class Session:
             max_tokens=max_tokens,
             select=select,
             finish=finish,
-            rewards=rewards or {},
-            metadata=metadata or {},
+            rewards={} if rewards is None else rewards,
+            metadata={} if metadata is None else metadata,
             ours={"session": self.id, "family": self.codec.family.name},
             error=error,
         )
@@ -287,9 +287,12 @@ class Session:
         return made
 
 
-def _summarised(turns: tuple[Turn, ...], prompt: Sequence[Message]) -> Turn | None:
+def _summarised(turns: tuple[Turn, ...], prompt: Sequence[Message], ids: Ids) -> Turn | None:
     """The turn whose text a first prompt holds, in a message that no first prompt had before: the longest such text among
-    the leaves', the newest of several."""
+    the leaves', the newest of several. A first prompt that was sent before holds what it held then."""
+    for turn in turns:
+        if turn.parent is None and np.array_equal(turn.new[: len(turn.new) - turn.sampled], ids):
+            return turn.summarises
     before = {message.content for turn in turns if turn.parent is None for message in turn.messages}
     texts = [one.content for one in prompt if one.role != "assistant" and one.content not in before]
     said = {leaf: leaf.message.content.strip() for leaf in leaves(turns)}

@@ -61,7 +61,7 @@ class Turn(Protocol):
 class Append:
     """The next prompt, and the ledger of where its ids come from.
 
-    `kept` of the parent's ids, then `inserted` (closers, a stop token, glue), then `suffix` (int32 arrays). `dropped`
+    `kept` of the parent's ids, then `inserted` (closers, a stop token, glue), then `suffix` (int32, read-only). `dropped`
     counts shared boundary tokens taken off the parent's tail; one that is the suffix's first id too stays kept, and the
     suffix begins after it. A first prompt keeps nothing and is all suffix.
     """
@@ -72,7 +72,7 @@ class Append:
         self, parent: Ids, kept: int, dropped: int, inserted: Ids, suffix: Ids, encoded: Encoded, index: int
     ) -> None:
         self.parent, self.kept, self.dropped = parent, kept, dropped
-        self.inserted, self.suffix = inserted, suffix
+        self.inserted, self.suffix = _frozen(inserted), _frozen(suffix)
         self._encoded, self._index = encoded, index
 
     @cached_property
@@ -287,6 +287,12 @@ class Joiner:
             if span.end > cut
         )
         return Rendered(whole.text[cut:], spans)
+
+
+def _frozen(ids: Ids) -> Ids:
+    made = ids.view()
+    made.setflags(write=False)
+    return made
 
 
 def _only(encoder: Encoder, token: str) -> int:
