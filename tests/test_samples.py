@@ -6,6 +6,7 @@ What must train is known from the completions that a test made; where it stands,
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -540,3 +541,84 @@ def test_what_is_no_payload() -> None:
     short = lines[0].replace('"loss_mask": [', '"loss_mask": [0, ')
     with pytest.raises(SessionError, match="its tokens, loss_mask and logprobs have other lengths"):
         tito_core.from_jsonl(short)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        *(
+            ({"tokens": one}, "its tokens are not a list of whole numbers")
+            for one in ([1.5] * 3, ["1"] * 3, [True] * 3, [None] * 3, [[1]] * 3, 5, "abc", None)
+        ),
+        ({"tokens": [2**31, 1, 1]}, "OverflowError: "),
+        ({"tokens": [10**400, 1, 1]}, "OverflowError: "),
+        ({"tokens": [1, -1, 1]}, "its tokens hold -1, which is no id"),
+        ({"loss_mask": [0, 0.5, 1]}, "its loss_mask are not a list of whole numbers"),
+        ({"loss_mask": [0, True, 1]}, "its loss_mask are not a list of whole numbers"),
+        ({"loss_mask": [0, 2, 1]}, "its loss_mask holds other numbers than 0 and 1"),
+        ({"loss_mask": [0, -1, 1]}, "its loss_mask holds other numbers than 0 and 1"),
+        ({"loss_mask": [0, 300, 1]}, "OverflowError: "),
+        ({"logprobs": ["0"] * 3}, "its logprobs are not a list of numbers"),
+        ({"logprobs": [float("nan")] * 3}, "it holds NaN"),
+        ({"logprobs": [float("inf")] * 3}, "it holds Infinity"),
+        ({"logprobs": [1e300, 0, 0]}, "its logprobs are not finite"),
+        ({"metadata": {"x": float("nan")}}, "it holds NaN"),
+        ({"metadata": []}, "its leaf, status and metadata are not a number, a text and a mapping"),
+        ({"leaf": "0"}, "its leaf, status and metadata are not a number, a text and a mapping"),
+        ({"spans": [[0, 4, "template", 0, "user"]]}, "it holds a span or a turn from 0 to 4, which is none of its ids"),
+        (
+            {"spans": [["a", 1, "template", 0, "user"]]},
+            "it holds a span or a turn from a to 1, which is none of its ids",
+        ),
+        (
+            {"extras": {"x": {"dtype": "<i4", "shape": [1], "data": "AAAAAA=="}}},
+            "its extras 'x' are int32 of the shape (1,), and must be numbers, a row for each of 3 ids or for all but the ",
+        ),
+        ({"extras": {"x": {"dtype": "O", "shape": [1], "data": "AAAAAAAAAAA="}}}, "ValueError: "),
+        ({"extras": {"x": {"dtype": "<i4", "shape": [10**400], "data": "AAAAAA=="}}}, "is none, or is torn: "),
+    ],
+)
+def test_a_line_that_holds_what_no_sample_has(change: Json, why: str) -> None:
+    (sample,) = branched().samples(select="latest", max_tokens=3)
+    line = tito_core.to_jsonl([sample])
+    assert len(tito_core.from_jsonl(line)) == 1
+    with pytest.raises(SessionError) as error:
+        tito_core.from_jsonl(json.dumps({**json.loads(line), **change}))
+    assert str(error.value).startswith("line 0 of the samples is none, or is torn: ")
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"tokens": np.zeros(3, np.int64)}, "its tokens are int64 of the shape (3,), and must be one row of int32"),
+        ({"tokens": np.full(3, -1, np.int32)}, "its tokens hold -1, which is no id"),
+        (
+            {"tokens": np.zeros((3, 1), np.int32)},
+            "its tokens are int32 of the shape (3, 1), and must be one row of int32",
+        ),
+        ({"loss_mask": np.zeros(3)}, "its loss_mask are float64 of the shape (3,), and must be one row of int8"),
+        ({"loss_mask": np.full(3, 2, np.int8)}, "its loss_mask holds other numbers than 0 and 1"),
+        ({"logprobs": np.full(3, np.nan, np.float32)}, "its logprobs are not finite"),
+        ({"logprobs": np.zeros(3)}, "its logprobs are float64 of the shape (3,), and must be one row of float32"),
+        (
+            {"extras": {"x": np.zeros(1)}},
+            "its extras 'x' are float64 of the shape (1,), and must be numbers, a row for ",
+        ),
+    ],
+)
+def test_a_payload_that_holds_what_no_sample_has(change: Json, why: str) -> None:
+    (sample,) = branched().samples(select="latest", max_tokens=3)
+    data = tito_core.to_safetensors([dataclasses.replace(sample, **change)])
+    with pytest.raises(SessionError) as error:
+        tito_core.from_safetensors(data)
+    assert str(error.value).startswith(f"the payload of samples is none, or is torn: ValueError: {why}")
+
+
+def test_a_payload_that_nests_too_deep() -> None:
+    deep = "[" * 100_000
+    with pytest.raises(SessionError, match="^line 0 of the samples is none, or is torn: RecursionError"):
+        tito_core.from_jsonl(deep)
+    data = len(deep).to_bytes(8, "little") + deep.encode()
+    with pytest.raises(SessionError, match="^the payload of samples is none, or is torn: RecursionError"):
+        tito_core.from_safetensors(data)

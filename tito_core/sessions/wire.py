@@ -45,15 +45,15 @@ def from_jsonl(text: str) -> list[Sample]:
     for number, line in enumerate(text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else []):
         where = f"line {number} of the samples"
         try:
-            held = json.loads(line)
+            held = _loaded(line)
             _versioned(held[_KEY], where)
-            arrays = {name: np.array(held.pop(name), dtype=kind) for name, kind in _ARRAYS.items()}
+            arrays = {name: _array(name, held.pop(name)) for name in _ARRAYS}
             extras = {
                 name: np.frombuffer(base64.b64decode(one["data"]), dtype=one["dtype"]).reshape(one["shape"])
                 for name, one in held.pop("extras").items()
             }
             made.append(_sample(held, arrays, extras))
-        except (ValueError, KeyError, TypeError, AttributeError) as cause:
+        except Exception as cause:  # what is no sample can be anything
             raise _torn(where, cause) from cause
     return made
 
@@ -78,13 +78,12 @@ def to_safetensors(samples: Iterable[Sample]) -> bytes:
 
 def from_safetensors(data: bytes) -> list[Sample]:
     """The samples of such a payload. Raises SessionError for what is none."""
-    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     where = "the payload of samples"
     try:
         size = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_KEY])
+        header = _loaded(_loaded(data[8 : 8 + size])["__metadata__"][_KEY])
         _versioned(header["version"], where)
         tensors = load(data)
         made = []
@@ -93,7 +92,7 @@ def from_safetensors(data: bytes) -> list[Sample]:
             extras = {name: tensors[f"{number}.extras.{name}"] for name in held["extras"]}
             made.append(_sample(held, arrays, extras))
         return made
-    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as cause:
+    except Exception as cause:  # what is no payload can be anything
         raise _torn(where, cause) from cause
 
 
@@ -107,18 +106,66 @@ def _about(sample: Sample) -> dict[str, Any]:
     }
 
 
+def _loaded(text: str | bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"it holds {constant}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    kinds = (int, float) if name == "logprobs" else (int,)
+    if type(values) is not list or not all(type(one) in kinds for one in values):
+        raise ValueError(f"its {name} are not a list of {'numbers' if name == 'logprobs' else 'whole numbers'}")
+    with np.errstate(over="ignore"):
+        return np.array(values, dtype=_ARRAYS[name])
+
+
+def _check(arrays: Mapping[str, npt.NDArray[Any]], extras: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Raises ValueError for arrays that no sample has."""
+    for name, kind in _ARRAYS.items():
+        rows = arrays[name]
+        if rows.dtype != kind or rows.ndim != 1:
+            raise ValueError(
+                f"its {name} are {rows.dtype} of the shape {rows.shape}, and must be one row of {kind.__name__}"
+            )
+    tokens = arrays["tokens"]
+    if {len(rows) for rows in arrays.values()} != {len(tokens)}:
+        raise ValueError("its tokens, loss_mask and logprobs have other lengths")
+    if np.any(tokens < 0):
+        raise ValueError(f"its tokens hold {tokens.min()}, which is no id")
+    if not np.isin(arrays["loss_mask"], (0, 1)).all():
+        raise ValueError("its loss_mask holds other numbers than 0 and 1")
+    if not np.isfinite(arrays["logprobs"]).all():
+        raise ValueError("its logprobs are not finite")
+    for name, rows in extras.items():
+        if rows.dtype.kind not in "biuf" or not rows.ndim or len(tokens) - len(rows) not in (0, 1):
+            raise ValueError(
+                f"its extras {name!r} are {rows.dtype} of the shape {rows.shape}, and must be numbers, a row for each of "
+                f"{len(tokens)} ids or for all but the last"
+            )
+
+
 def _sample(
     held: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], extras: Mapping[str, npt.NDArray[Any]]
 ) -> Sample:
-    if {len(rows) for rows in arrays.values()} != {len(arrays["tokens"])}:
-        raise ValueError("its tokens, loss_mask and logprobs have other lengths")
+    _check(arrays, extras)
+    spans = tuple(IdSpan(*span) for span in held["spans"])
+    turns = tuple(SampleTurn(**turn) for turn in held["turns"])
+    for place in (*spans, *turns):
+        if not type(place.start) is type(place.end) is int or not 0 <= place.start <= place.end <= len(
+            arrays["tokens"]
+        ):
+            raise ValueError(f"it holds a span or a turn from {place.start} to {place.end}, which is none of its ids")
+    if type(held["leaf"]) is not int or type(held["status"]) is not str or type(held["metadata"]) is not dict:
+        raise ValueError("its leaf, status and metadata are not a number, a text and a mapping")
     return Sample(
         leaf=held["leaf"],
         tokens=arrays["tokens"],
         loss_mask=arrays["loss_mask"],
         logprobs=arrays["logprobs"],
-        spans=tuple(IdSpan(*span) for span in held["spans"]),
-        turns=tuple(SampleTurn(**turn) for turn in held["turns"]),
+        spans=spans,
+        turns=turns,
         extras=extras,
         status=held["status"],
         metadata=held["metadata"],
