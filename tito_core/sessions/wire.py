@@ -152,11 +152,9 @@ def _sample(
     _check(arrays, extras)
     spans = tuple(IdSpan(*span) for span in held["spans"])
     turns = tuple(SampleTurn(**turn) for turn in held["turns"])
-    for place in (*spans, *turns):
-        if not type(place.start) is type(place.end) is int or not 0 <= place.start <= place.end <= len(
-            arrays["tokens"]
-        ):
-            raise ValueError(f"it holds a span or a turn from {place.start} to {place.end}, which is none of its ids")
+    for start, end in (*(span[:2] for span in spans), *((turn.start, turn.end) for turn in turns)):
+        if not type(start) is type(end) is int or not 0 <= start <= end <= len(arrays["tokens"]):
+            raise ValueError(f"it holds a span or a turn from {start} to {end}, which is none of its ids")
     if type(held["leaf"]) is not int or type(held["status"]) is not str or type(held["metadata"]) is not dict:
         raise ValueError("its leaf, status and metadata are not a number, a text and a mapping")
     return Sample(
