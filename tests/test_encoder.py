@@ -735,6 +735,17 @@ def test_a_checkpoint_without_tokenizer_json_is_converted(tmp_path: Path) -> Non
     assert encoder.token_id("hello") is None
 
 
+def test_a_checkpoint_whose_tokenizer_would_be_empty_raises(tmp_path: Path) -> None:
+    """transformers makes one out of a config alone."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    with pytest.raises(CheckpointError) as caught:
+        Encoder.from_checkpoint(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} has no tokenizer.json, and transformers can't make one from what is there: it made one without a "
+        "vocabulary; save the tokenizer with tokenizer.save_pretrained, which writes it"
+    )
+
+
 def test_a_checkpoint_without_a_tokenizer_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         Encoder.from_checkpoint(tmp_path)

@@ -720,6 +720,10 @@ def _extended(data: bytes, texts: Sequence[str]) -> bytes:
     return json.dumps(made, ensure_ascii=False).encode()
 
 
+FEWEST: Final = 256
+"""The entries of the smallest vocabulary: every byte is one. transformers makes an emptier one where there is no file."""
+
+
 def _converted(path: Path) -> bytes:
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; pass a checkpoint in Hugging Face layout", path=str(path))
@@ -729,6 +733,8 @@ def _converted(path: Path) -> bytes:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+        if tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False) < FEWEST:
+            raise ValueError("it made one without a vocabulary")
         return cast(str, tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as cause:
         raise CheckpointError(

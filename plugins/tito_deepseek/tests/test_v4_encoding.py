@@ -79,6 +79,18 @@ def test_the_release_prints_what_the_released_encoder_does(
     )
 
 
+def test_a_developer_message_that_is_dropped_parts_the_turns_around_it() -> None:
+    messages: list[Json] = [
+        called("{}"),
+        result(0),
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": "q"},
+    ]
+    text = render(Conversation(messages, None), "release", True, "high", True).text
+    assert text.endswith("<tool_result>R0</tool_result><｜User｜>q<｜Assistant｜><think>")
+    assert text == released(messages, None, thinking=True, effort="high", drop_thinking=True)
+
+
 @settings(max_examples=200)
 @given(served(), MODES, EFFORTS, MODES)
 def test_the_recipe_prints_what_the_recipe_does(

@@ -263,6 +263,7 @@ def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], s
         role = message.role
         following = body[place + 1][1].role if place + 1 < len(body) else None
         if role in ("user", "tool"):
+            folds = folds and not (form.released and body[place - 1][0] < index - 1)  # what is dropped parts two turns
             after_user = folds and body[place - 1][1].role == "user"
             if not folds:
                 parts.template(USER, index, role)

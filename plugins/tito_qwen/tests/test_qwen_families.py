@@ -17,7 +17,7 @@ from conversations import Json
 from oracles import chat_template, tokenizer_json, tool_classes
 from qwen_upstream import UPSTREAM, engine_ids, literal_ids, messages, ours, raw, rendered, some_tools, turns
 from tito_core import Codec, Completion, Family
-from tito_core.errors import CheckpointError, FamilyError, TemplateError, ThinkingError
+from tito_core.errors import CheckpointError, EncodingError, FamilyError, TemplateError, ThinkingError
 from token_path import StoredTurn
 
 FAMILIES = tuple(UPSTREAM)
@@ -227,6 +227,20 @@ def test_a_message_that_the_template_would_not_print_is_refused(family: str) -> 
     assert caught.value.where == {"index": 0, "role": "developer"}
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwennext", "qwen35", "qwen36", "qwen38"])
+@pytest.mark.parametrize("content", ["a</think>b</think>c", "a<think>b</think>c", "Use </think> to close"])
+def test_marks_in_what_an_assistant_said_are_text(family: str, content: str) -> None:
+    """The published templates take such content apart and lose some of it; under the constant it is printed whole."""
+    made, said = codec(family), {"role": "assistant", "content": content, "reasoning_content": ""}
+    ids = made.session().prepare([Q, said, Q]).ids
+    assert f"<think>\n\n</think>\n\n{content}{END}" in made.decode(ids)
+    plain = made.session().prepare([Q, {**said, "content": "c"}, Q]).ids
+    for mark in ("<think>", "</think>"):
+        assert (ids == made.encoder.token_id(mark)).sum() == (plain == made.encoder.token_id(mark)).sum()
+    with pytest.raises(EncodingError):
+        made.session(encoding="reject").prepare([Q, said, Q])
+
+
 # Ids.
 
 
@@ -245,8 +259,6 @@ def answered(conversation: list[Json]) -> list[Json]:
             {**call, "id": f"c{number}_{at}", "function": {**call["function"], "name": call["function"]["name"] or "f"}}
             for at, call in enumerate(message.get("tool_calls") or ())
         ]
-        if "</think>" in message["content"] and message["role"] == "assistant":
-            message["reasoning_content"] = message.get("reasoning_content") or "r"  # or the template takes it apart
         made.append({**message, **({"tool_calls": calls} if calls else {})})
         made += [
             {"role": "tool", "tool_call_id": call["id"], "content": f"{call['id']} {message['content']}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conversations import Json
@@ -75,11 +75,13 @@ def test_the_smaller_models_of_qwen35_differ_in_what_is_meant_by_nothing(data: s
 @given(data=st.data())
 @EXAMPLES
 def test_with_their_own_preserve_thinking_it_is_the_published_text(family: str, data: st.DataObject) -> None:
-    """Where that text exists: without a system message later on, and with a question that is no tool's result."""
+    """Where that text exists: without a system message later on, with a question that is no tool's result, and without
+    marks in an assistant's content, which 3.6 takes apart."""
     conversation = [*data.draw(turns("system", least=0, most=1)), {"role": "user", "content": "q"}]
     conversation += data.draw(turns("user", "assistant", "assistant", "tool", least=0))
     tools = data.draw(some_tools())
     kwargs = {**data.draw(KWARGS[family]), "preserve_thinking": True}
+    assume(not any(one["role"] == "assistant" and "</think>" in str(one["content"]) for one in conversation))
     assert outcome(ours(family), conversation, tools, **kwargs) == outcome(
         upstream(family), conversation, tools, **kwargs
     )
