@@ -126,6 +126,20 @@ def test_of_retries_that_match_one_that_was_not_cut_is_continued() -> None:
     assert session.prepare([user("q"), assistant("a"), user("u")]).parent is whole
 
 
+def test_ids_of_calls_come_before_reasoning_and_that_before_a_cut() -> None:
+    session = codec().session(truncation="close")
+    for identity, reasoning in (("a", "r"), ("b", "")):
+        reply = assistant("", reasoning, tool_calls=[call(identity)])
+        session.commit(session.prepare([user("q")], tools=[TOOL]), said(reply))
+    sent = [user("q"), assistant("", "", tool_calls=[call("a")]), result("a", "R")]
+    assert session.prepare(sent).parent is session.turns[0]
+    cut = Completion([5, 6], [-1.0] * 2, "length", message=assistant("x", ""))
+    session.commit(session.prepare([user("q")]), cut)
+    session.commit(session.prepare([user("q")]), said(assistant("x", "r")))
+    assert session.prepare([user("q"), assistant("x", ""), user("u")]).parent is session.turns[2]
+    assert session.prepare([user("q"), assistant("x", "r"), user("u")]).parent is session.turns[3]
+
+
 def test_a_retry_of_a_compaction_is_one_too() -> None:
     session = codec().session()
     first = step(session, [user("q")], assistant("the sum"))
