@@ -289,6 +289,8 @@ IN_LINE = {"stale is stored", "an edited reply is a way back", "another first pr
 def test_the_machine_finds_a_fault(name: str, function: str, old: str, new: str) -> None:
     mutant = Mutant(name, "", f"tito_core.sessions.{function}", old, new)
     machine = Line if name in IN_LINE else Forest
-    once = settings(RULES, phases=[Phase.generate], max_examples=200, print_blob=False, verbosity=Verbosity.quiet)
+    once = settings(
+        RULES, phases=[Phase.generate], derandomize=True, max_examples=1000, print_blob=False, verbosity=Verbosity.quiet
+    )
     with in_effect(mutant), pytest.raises((AssertionError, Failed, TitoError, ValueError, ExceptionGroup)):
         run_state_machine_as_test(machine, settings=once)
