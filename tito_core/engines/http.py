@@ -20,6 +20,7 @@ from tito_core.prompts.messages import Tool
 from tito_core.responses.completion import Completion
 from tito_core.sessions.turn import Request
 from tito_core.tokens.append import Ids
+from tito_core.tokens.compare import shared_length
 
 if TYPE_CHECKING:
     import httpx
@@ -202,9 +203,7 @@ class HTTPEngine:
                 raise self.error("answer", f"returned no {said}, and text is never encoded again; {self.how[name]}")
         sent, got = np.asarray(request.ids), np.asarray(prompt)
         if not np.array_equal(sent, got):
-            shared = min(len(sent), len(got))
-            differing = np.flatnonzero(sent[:shared] != got[:shared])
-            first = int(differing[0]) if len(differing) else shared
+            first = shared_length(sent, got)
             one, two = (str(run[first]) if first < len(run) else "nothing" for run in (sent, got))
             raise self.error(
                 "answer",

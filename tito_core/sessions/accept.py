@@ -15,6 +15,7 @@ from tito_core.responses.parse import Parsed, parse
 from tito_core.sessions.turn import Request
 from tito_core.tokens.append import Ids
 from tito_core.tokens.codec import Codec
+from tito_core.tokens.compare import shared_length
 
 __all__ = ["Overrun", "accepted", "answer", "own_extras"]
 
@@ -196,8 +197,6 @@ def _differing(one: Ids, other: Ids) -> tuple[int, str, str] | None:
     """The first index at which two sequences differ, and what each has there; None where they are the same."""
     if np.array_equal(one, other):
         return None
-    shared = min(len(one), len(other))
-    found = np.flatnonzero(one[:shared] != other[:shared])
-    first = int(found[0]) if len(found) else shared
+    first = shared_length(one, other)
     left, right = (f"id {int(ids[first])}" if first < len(ids) else "nothing" for ids in (one, other))
     return first, left, right

@@ -13,7 +13,7 @@ from tito_core.sessions.turn import Turn
 if TYPE_CHECKING:
     from tito_core.sessions.session import Session
 
-__all__ = ["Counters", "counted"]
+__all__ = ["Counters", "counted", "told"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def counted(session: Session) -> Counters:
     speculated = [
         (turn.sampled, length)
         for turn in turns
-        if (length := _number(turn, "spec_accept_length")) and math.isfinite(turn.sampled / length)
+        if (length := told(turn, "spec_accept_length")) and math.isfinite(turn.sampled / length)
     ]
     return Counters(
         sessions=1,
@@ -75,14 +75,14 @@ def counted(session: Session) -> Counters:
         rollbacks=session.rollbacks,
         truncations=sum(turn.finish_reason == "length" for turn in turns),
         sampled=sum(turn.sampled for turn in turns),
-        cached=sum(int(_number(turn, "cached_tokens")) for turn in turns),
+        cached=sum(int(told(turn, "cached_tokens")) for turn in turns),
         accepted=sum(sampled for sampled, _ in speculated),
         steps=sum(round(sampled / length) for sampled, length in speculated),
         drift=drift,
     )
 
 
-def _number(turn: Turn, name: str) -> float:
+def told(turn: Turn, name: str) -> float:
     """What an engine said of a turn, 0 where it is no finite number of 0 or more: it counts, and no more."""
     said = turn.completion.meta.get(name)
     if isinstance(said, (bool, str)) or not isinstance(said, SupportsFloat):

@@ -15,7 +15,7 @@ from tito_core.families.family import Segments
 from tito_core.tokens.append import Ids
 from tito_core.tokens.encoder import Encoder, IdSpan
 
-__all__ = ["FAULTS", "KINDS", "Comparator", "Kind", "Mismatch"]
+__all__ = ["FAULTS", "KINDS", "Comparator", "Kind", "Mismatch", "shared_length"]
 
 Kind = Literal["special_token_count", "special_token_type", "non_assistant_text", "assistant_text", "end_token"]
 KINDS: tuple[Kind, ...] = (
@@ -248,18 +248,14 @@ class Comparator:
         spans: Sequence[IdSpan],
     ) -> Mismatch:
         left, right = expected[marks], actual[other]
-        shared = min(len(left), len(right))
-        differing = np.flatnonzero(left[:shared] != right[:shared])
-        number = int(differing[0]) if len(differing) else shared
+        number = shared_length(left, right)
         at = int(marks[number]) if number < len(left) else len(expected)
         there = int(other[number]) if number < len(right) else len(actual)
         kind: Kind = "special_token_type" if len(left) == len(right) else "special_token_count"
         return self._mismatch(kind, 2 * number, at, expected[at : at + 1], actual[there : there + 1], spans)
 
     def _mismatch(self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]) -> Mismatch:
-        shared = min(len(run), len(other))
-        differing = np.flatnonzero(run[:shared] != other[:shared])
-        first = at + (int(differing[0]) if len(differing) else shared)
+        first = at + shared_length(run, other)
         place = bisect_right(spans, first, key=_start) - 1
         return Mismatch(
             kind,
@@ -286,6 +282,13 @@ class _Run(NamedTuple):
     said: int
     end: int
     header: int = -1
+
+
+def shared_length(one: Ids, other: Ids) -> int:
+    """How many ids two sequences begin with alike: the index of the first that differs, or where the shorter ends."""
+    most = min(len(one), len(other))
+    differing = np.flatnonzero(one[:most] != other[:most])
+    return int(differing[0]) if len(differing) else most
 
 
 def _start(span: IdSpan) -> int:

@@ -20,6 +20,7 @@ from tito_core.prompts.template import Rendered
 from tito_core.responses.completion import Completion
 from tito_core.tokens.append import Append, FinishReason, Ids
 from tito_core.tokens.codec import Codec
+from tito_core.tokens.compare import shared_length
 from tito_core.verify.cases import Conversation
 
 _T = TypeVar("_T")
@@ -205,9 +206,7 @@ def same_ids(bench: Bench, expected: Ids, actual: Ids, what: str, *, offset: int
     """Raises Broken, with both runs around the first differing id. `offset` is where `expected` begins in a prompt."""
     if np.array_equal(expected, actual):
         return
-    shared = min(len(expected), len(actual))
-    differing = np.flatnonzero(expected[:shared] != actual[:shared])
-    first = int(differing[0]) if len(differing) else shared
+    first = shared_length(expected, actual)
     run = expected[max(0, first - AROUND) : first + AROUND]
     other = actual[max(0, first - AROUND) : first + AROUND]
     decode = bench.codec.decode

@@ -487,15 +487,10 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
     elif isinstance(value, list):
         for one in value:
             yield from _leaves(one)
+    elif isinstance(value, str):
+        yield _spellings(value)
     else:
-        yield (
-            _spellings(value)
-            if isinstance(value, str)
-            else (
-                *_spellings(json.dumps(value)),
-                json.dumps(_doubles(value)),
-            )
-        )
+        yield (*_spellings(json.dumps(value)), json.dumps(_doubles(value)))
 
 
 def _doubles(value: Any) -> Any:

@@ -17,6 +17,7 @@ from tito_core.engines.http import HTTPEngine
 from tito_core.errors import EncodingError, EngineError
 from tito_core.families.family import ThinkingDecision
 from tito_core.families.registry import Registry, default_registry
+from tito_core.sessions.counters import told
 from tito_core.tokens.append import Append, Ids, Truncation
 from tito_core.tokens.codec import Codec
 from tito_core.tokens.compare import KINDS
@@ -162,13 +163,13 @@ class _Run:
             )
         turns = [turn for done in self.drives for turn in done.committed]
         metas = [turn.completion.meta for turn in turns]
-        accepted = [float(meta["spec_accept_length"]) for meta in metas if meta.get("spec_accept_length")]
+        accepted = [length for turn in turns if (length := told(turn, "spec_accept_length"))]
         early = sum(turn.finish_reason == "stop" and turn.sampled <= EARLY for turn in turns)
         rows: dict[int, Counter[str]] = {}
         for turn in turns:
             prompt = turn.end - turn.sampled
             shared = turn.parent.end if turn.parent else 0
-            cached = min(int(turn.completion.meta.get("cached_tokens") or 0), shared)
+            cached = min(int(told(turn, "cached_tokens")), shared)
             rows.setdefault(turn.depth, Counter()).update(turns=1, prompt=prompt, shared=shared, cached=cached)
         engine = EngineResult(
             kind=self.engine.kind,

@@ -17,11 +17,9 @@ from tito_core import (
     Vocabulary,
     hookimpl,
 )
+from tito_deepseek.v32_encoding import ANSWER, ASSISTANT, BOS, EOS, THINK, USER
 from tito_deepseek.vocabulary import SPLIT_PATTERN
 
-BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
-THINK, UNTHINK = "<think>", "</think>"
 CALL, UNCALL = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 
 VOCABULARIES = (
@@ -95,11 +93,11 @@ def tito_family() -> Family:
         ),
         boundary=Boundary(
             stop=(EOS,),
-            closers={"reasoning": UNTHINK, "content": "", "call": "\n" + UNCALL},
-            marks={"reasoning": (THINK, UNTHINK), "call": (CALL, UNCALL)},
+            closers={"reasoning": ANSWER, "content": "", "call": "\n" + UNCALL},
+            marks={"reasoning": (THINK, ANSWER), "call": (CALL, UNCALL)},
         ),
         segments=Segments(
-            delimiters=(BOS, EOS, USER, ASSISTANT), headers=(ASSISTANT,), openers=(THINK, UNTHINK), ends=(EOS,)
+            delimiters=(BOS, EOS, USER, ASSISTANT), headers=(ASSISTANT,), openers=(THINK, ANSWER), ends=(EOS,)
         ),
         control_tokens=(
             ControlToken(text=BOS, id=0),
@@ -107,7 +105,7 @@ def tito_family() -> Family:
             ControlToken(text=USER, id=128803),
             ControlToken(text=ASSISTANT, id=128804),
             ControlToken(text=THINK),
-            ControlToken(text=UNTHINK),
+            ControlToken(text=ANSWER),
         ),
         split_pattern=SPLIT_PATTERN,
         response_parser="tito_deepseek.dsml_responses:parse_v32",
