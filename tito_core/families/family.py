@@ -481,7 +481,7 @@ class Recipe(Declaration):
     """
 
     speculative: Speculative | None
-    engine: str = "sglang"
+    engine: Literal["sglang", "vllm"] = "sglang"
     tensor_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)

@@ -63,9 +63,13 @@ class CommandLine:
     dests: Mapping[str, str] = field(default_factory=dict)
     switches: frozenset[str] = frozenset()
 
+    @property
+    def rules(self) -> dict[str, Check]:
+        return {"once": self.once, **self.checks}
+
     def why_not(self, recipe: Recipe, deployment: Deployment) -> Iterator[tuple[str, str]]:
         """The rules that refuse a recipe: name and reason."""
-        for name, check in {"once": self.once, **self.checks}.items():
+        for name, check in self.rules.items():
             if (why := check(recipe, deployment)) is not None:
                 yield name, why
 
