@@ -228,9 +228,7 @@ REFUSED = (
     ),
     Ruled(
         "standalone",
-        recipe(
-            eagle(algorithm="STANDALONE", draft_model="d"), tensor_parallel=2, attention_data_parallel=2
-        ),
+        recipe(eagle(algorithm="STANDALONE", draft_model="d"), tensor_parallel=2, attention_data_parallel=2),
         "it speculates with STANDALONE and attention_data_parallel is 2, which SGLang refuses; give 1, or another algorithm",
         "standalone speculative decoding does not support dp attention",
     ),

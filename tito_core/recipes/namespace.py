@@ -111,4 +111,4 @@ def _refused(recipe: Recipe) -> str | None:
         return (
             f"data_parallel is {recipe.data_parallel} and attention_data_parallel is {recipe.attention_data_parallel}"
         )
-    return SGLANG.once(recipe)
+    return SGLANG.twice(recipe, launched=False)

@@ -65,7 +65,7 @@ class CommandLine:
 
     @property
     def rules(self) -> dict[str, Check]:
-        return {"once": self.once, **self.checks}
+        return {"once": lambda recipe, deployment: self.twice(recipe), **self.checks}
 
     def why_not(self, recipe: Recipe, deployment: Deployment) -> Iterator[tuple[str, str]]:
         """The rules that refuse a recipe: name and reason."""
@@ -81,12 +81,15 @@ class CommandLine:
         found += [option for option in self.options if any(one.startswith(name) for one in option.names)]
         return found[0] if found else None
 
-    def once(self, recipe: Recipe, deployment: Deployment | None = None) -> str | None:
-        """Nothing is said twice: not an argument that has a field, and not one under two names."""
+    def twice(self, recipe: Recipe, *, launched: bool = True) -> str | None:
+        """What a recipe says twice: an argument that has a field, or one under two names. `launched`: so that a launch, which
+        says the model and the machines, says nothing again."""
         names: dict[str, str] = {}
         for name, value in recipe.arguments.items():
             if (option := self.owner(name)) is not None:
                 said = _at(recipe, option.field)
+                if said is _LAUNCH and not launched:
+                    continue
                 which = f"the field {option.field}" if said is not _LAUNCH else f"the launch's {option.field}"
                 which += "" if said is _LAUNCH else f", which is {said!r}"
                 return f"arguments has {name} {value!r}, and that is {which}; say it there alone"
