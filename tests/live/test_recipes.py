@@ -53,7 +53,7 @@ def told(recipe: Recipe, deployment: Deployment, model: str) -> list[str]:
     arguments = {**LINE.node(launch, 0), "device": "cpu", **LINE.said(recipe), **recipe.arguments}
     if recipe.speculative and recipe.speculative.draft_model:
         arguments["speculative-draft-model-path"] = model  # one that is there
-    return list(words(arguments, LINE.switches))
+    return list(words(arguments, LINE.switch))
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,8 @@ def test_our_names_are_the_parsers(seen: dict[str, Any]) -> None:
         assert all(LINE.owner(name) is None for name in names if not name.startswith("no-")), dest
     odd = {name: dest for dest, names in others.items() for name in names if dest.replace("_", "-") not in names}
     assert dict(LINE.dests) == {name: dest for name, dest in odd.items() if name != "monokernel-backend"}
-    assert LINE.switches == {names[0].removeprefix("--") for names in seen["switches"]}
+    switches = {names[0].removeprefix("--") for names in seen["switches"]}
+    assert {name for names in theirs.values() for name in names if LINE.switch(name)} == switches
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)

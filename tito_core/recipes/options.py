@@ -48,8 +48,8 @@ class Launch:
 class CommandLine:
     """An engine's. `said` spells a recipe's fields, `node` what one node of a launch adds; both give arguments by name.
 
-    `dests` are the options of no field that a parser keeps under another name than their own; `switches` those that are
-    turned off by `--no-` and their name. `notes` tells what the engine will do with a recipe without being told.
+    `switch` says of an option whether `--no-` and its name turn it off. `dests` are the options of no field that a parser
+    keeps under another name than their own. `notes` tells what the engine will do with a recipe without being told.
     """
 
     engine: str
@@ -60,8 +60,8 @@ class CommandLine:
     node: Callable[[Launch, int], dict[str, Any]]
     said: Callable[[Recipe], dict[str, Any]]
     notes: Callable[[Recipe], tuple[str, ...]]
+    switch: Callable[[str], bool]
     dests: Mapping[str, str] = field(default_factory=dict)
-    switches: frozenset[str] = frozenset()
 
     @property
     def rules(self) -> dict[str, Check]:
@@ -121,11 +121,11 @@ def spelled(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
-def words(arguments: Mapping[str, Any], switches: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Arguments as a shell's words. None is not said, true is a bare flag, false is nothing or `--no-`, a list of plain
-    values is as many words, and what is nested is JSON."""
+def words(arguments: Mapping[str, Any], switch: Callable[[str], bool]) -> Iterator[str]:
+    """Arguments as a shell's words. None is not said, true is a bare flag, false is `--no-` where there is that, a list of
+    plain values is as many words, and what is nested is JSON."""
     for name, value in arguments.items():
-        if value is None or (value is False and name not in switches):
+        if value is None or (value is False and not switch(name)):
             continue
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"

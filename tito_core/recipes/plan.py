@@ -72,7 +72,7 @@ def plan(
     python: str = "python",
 ) -> Plan:
     """The commands that serve a family. `model` is a directory or a name, the family's first model without one; `address`
-    is HOST:PORT of the first node, where there are several; `python` is the interpreter that has the engine.
+    is HOST:PORT of the first node, where there are several; `python` is the interpreter that has SGLang.
 
     Raises FamilyError as `LoadedFamily.recipe` does, and RecipeError where a rule of the engine refuses the recipe.
     """
@@ -92,9 +92,9 @@ def plan(
     origins["model"] = CALLER if model else f"the first model of {loaded.name}"
     launch = Launch(model or loaded.declaration.models[0], host, port, deployment.nodes, address, python)
     argv = (*line.start(launch),)
-    told = (*words({**line.said(recipe), **recipe.arguments}, line.switches),)
+    told = (*words({**line.said(recipe), **recipe.arguments}, line.switch),)
     commands = tuple(
-        Command((*argv, *words(line.node(launch, rank)), *told), dict(recipe.environment))
+        Command((*argv, *words(line.node(launch, rank), line.switch), *told), dict(recipe.environment))
         for rank in range(deployment.nodes)
     )
     return Plan(deployment.engine, loaded.name, recipe, deployment, commands, origins, line.notes(recipe))

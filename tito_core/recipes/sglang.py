@@ -345,5 +345,5 @@ SGLANG: Final = CommandLine(
     said=said,
     notes=notes,
     dests=DESTS,
-    switches=SWITCHES,
+    switch=SWITCHES.__contains__,
 )
