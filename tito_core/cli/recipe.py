@@ -181,7 +181,12 @@ def command(
             click.echo(f"error: {plain(str(error))}", err=True)
             raise click.exceptions.Exit(USAGE) from None
     if form == "namespace":
-        emit_json(family=family, origins=dict(made.origins), namespace=to_namespace(made.recipe))
+        emit_json(
+            family=family,
+            origins=dict(made.origins),
+            namespace=to_namespace(made.recipe),
+            environment=dict(made.recipe.environment),
+        )
     elif form == "json":
         emit_json(**_json(made, loaded))
     else:
@@ -276,7 +281,7 @@ def _script(made: Plan) -> str:
 
 def _value(made: Plan, name: str) -> str:
     if name == "model":
-        return ""
+        return made.model
     head, _, rest = name.partition(".")
     found = getattr(made.recipe, head)
     if rest:
