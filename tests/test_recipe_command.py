@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,6 +23,12 @@ from tito_core.recipes.plan import ENGINES
 
 def says(*arguments: str) -> Result:
     return CliRunner().invoke(tito, ("recipe", *arguments), prog_name="tito")
+
+
+def params() -> list[click.Parameter]:
+    command = tito.get_command(click.Context(tito), "recipe")
+    assert command is not None
+    return command.params
 
 
 def served(*arguments: str) -> list[str]:
@@ -75,9 +86,7 @@ def test_every_name_of_a_size(name: str) -> None:
 
 
 def test_every_name_that_an_engine_has_is_taken() -> None:
-    command = tito.get_command(None, "recipe")  # type: ignore[arg-type]
-    assert command is not None
-    ours = {name for parameter in command.params for name in parameter.opts}
+    ours = {name for parameter in params() for name in parameter.opts}
     fields = set(Recipe.model_fields) | {"parsers.reasoning", "parsers.tool_call"}
     for line in ENGINES.values():
         for option in line.options:
@@ -227,3 +236,20 @@ def test_namespace() -> None:
 def test_an_argument_that_is_json() -> None:
     words = served("--set", 'lora-paths=["a","b"]', "--set", "enable-lora=true", "--profile", "plain", "--set", "x=1:2")
     assert words[-6:] == ["--lora-paths", "a", "b", "--enable-lora", "--x", "1:2"]
+
+
+def test_the_guide() -> None:
+    """docs/recipes.md shows what is printed, runs, and names every rule."""
+    guide = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```console\n\$ tito recipe (.*?)\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert says(*shlex.split(shown[0])).output == shown[1]
+    (example,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(example, "recipes.md", "exec"), {})
+    assert [line.split()[7:9] for line in printed.getvalue().splitlines()] == [
+        ["--node-rank", "0"],
+        ["--node-rank", "1"],
+    ]
+    assert re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE) == list(ENGINES["sglang"].rules)
+    options = set(re.findall(r"`(--[a-z-]+)", guide.partition("## What is refused")[0]))
+    assert options - {name for parameter in params() for name in parameter.opts} == set()
