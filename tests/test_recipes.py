@@ -284,9 +284,10 @@ def test_the_callers_values_are_the_callers() -> None:
         "speculative.eagle_topk": profile,
         "speculative.num_draft_tokens": "caller",
         "tensor_parallel": "caller",
-        "expert_parallel": profile,
+        "expert_parallel": "caller",
         "parsers": "caller",
         "max_running_requests": "caller",
+        "moe_data_parallel": "caller",
         "arguments.page-size": "caller",
         "environment.A": "caller",
         "model": "the first model of deepseekv32",
@@ -296,6 +297,16 @@ def test_the_callers_values_are_the_callers() -> None:
     assert str(one) == f"A='b c' {shlex.join(one.argv)}"
     assert "--reasoning-parser" not in one.argv
     assert one.argv[-2:] == ("--page-size", "64")
+
+
+def test_what_is_no_variable() -> None:
+    for name in ("A B", "", "A=B", "1A", "A;rm", "Ä"):
+        with pytest.raises(RecipeError) as caught:
+            plan(loaded(), Deployment(overrides={"environment": {name: "1"}}))
+        assert str(caught.value) == (
+            f"deepseekv32 can't be served by sglang with the profile 'default': environment has {name!r}, which is no "
+            "variable's name"
+        )
 
 
 def test_one_command_a_node() -> None:
