@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shared_boundary
 import tito_core
 from chats import TOOL, Json, assistant, call, codec, result, said, step, user
 from tito_core import Completion, Sample, Session, Turn
@@ -166,6 +167,30 @@ def test_a_boundary_token_that_was_dropped_trains_nowhere() -> None:
     )
     assert sample.extras["experts"][:, 0].tolist() == sample.tokens.tolist()[:-1]
     assert session.sampled()[0][1] == parent.end - 1
+
+
+def test_a_stop_token_that_one_branch_drops_trains_in_the_one_that_keeps_it() -> None:
+    session = shared_boundary.codec().session()
+    messages = [user("q")]
+    opener = shared_boundary.OPENERS["user"]
+    first = Completion([97, opener], [-1.0, -2.0], "stop", message=assistant("a"))
+    session.commit(session.prepare(messages), first)
+    messages.append(assistant("a"))
+    for text in ("first", "second"):
+        more = [{"role": "system", "content": text}, user("u")]
+        session.commit(session.prepare([*messages, *more]), Completion([98], [-1.0], "length", message=assistant("b")))
+    session.commit(session.prepare([*messages, user("v")]), Completion([99], [-1.0], "length", message=assistant("c")))
+    dropping, again, keeping = session.samples(select="leaves")
+    assert [trained(sample) for sample in (dropping, again, keeping)] == [[97, 98], [98], [opener, 99]]
+    assert [[turn.trains for turn in sample.turns] for sample in (dropping, again, keeping)] == [
+        [True, True],
+        [False, True],
+        [True, True],
+    ]
+    keeping, dropping, again = session.samples(select=lambda turns: [turns[3], turns[1], turns[2]])
+    assert [trained(sample) for sample in (keeping, dropping, again)] == [[97, opener, 99], [98], [98]]
+    cut = session.samples(select="leaves", max_tokens=session.turns[0].end)
+    assert [trained(sample) for sample in cut] == [[97, opener], [], []]
 
 
 def test_a_sample_ends_with_the_last_turn_that_fits_whole() -> None:

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 class SampleTurn:
     """One turn of a sample: `number` in its session, and where its completion's ids stand, `start` to `end`.
 
-    `trains` is False where a sample before this one trains them. Times are seconds since the epoch, `weight_version` is what
+    `trains` is False where samples before this one train them all. Times are seconds since the epoch, `weight_version` is what
     the engine said.
     """
 
@@ -105,17 +105,19 @@ def latest(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def once(samples: Sequence[Sample], rewards: Mapping[str, float], metadata: Mapping[str, Any]) -> list[Sample]:
-    """Each completion trains in the first sample that holds it, and has its reward; of equal keys of metadata ours win."""
-    seen: set[str] = set()
+    """Each sampled id trains in the first sample that holds it, each turn has its completion's reward; of equal keys of
+    metadata ours win."""
+    trained: dict[str, int] = {}
     finished = []
     for sample in samples:
         mask = sample.loss_mask.copy()
         turns = []
         for turn in sample.turns:
-            if trained := turn.completion in seen:
-                mask[turn.start : turn.end] = 0
-            seen.add(turn.completion)
-            turns.append(replace(turn, trains=not trained, reward=rewards.get(turn.completion)))
+            size = turn.end - turn.start
+            before = min(trained.get(turn.completion, 0), size)
+            mask[turn.start : turn.start + before] = 0
+            trained[turn.completion] = max(trained.get(turn.completion, 0), size)
+            turns.append(replace(turn, trains=before < size, reward=rewards.get(turn.completion)))
         layered = {**metadata, **sample.metadata}
         finished.append(replace(sample, loss_mask=mask, turns=tuple(turns), metadata=layered))
     return finished
