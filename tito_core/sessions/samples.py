@@ -72,31 +72,29 @@ Finish = Callable[[Sequence[Sample], Mapping[str, float], Mapping[str, Any]], Se
 
 def retries(turns: Sequence[Turn]) -> list[Turn]:
     """The leaves, less the retries that were superseded: of turns that answer the same prompt ids after the same turn, the
-    one that went on stays, or the newest. First prompts are never dropped.
+    one that went on stays, or the newest. First prompts are never dropped, and branches, which answer other prompts, are no
+    retries of each other.
 
-    Raises SessionError where the turns after one turn are not retries of each other, or several of them went on.
+    Raises SessionError where several retries of one prompt went on.
     """
-    children: dict[Turn | None, list[Turn]] = {}
+    parents = {turn.parent for turn in turns}
+    tries: dict[tuple[Turn, int, bytes], list[Turn]] = {}
     for turn in turns:
-        children.setdefault(turn.parent, []).append(turn)
-    dropped: set[Turn] = set()
-    for parent, siblings in children.items():
-        if parent is None:
-            continue
-        ongoing = [turn for turn in siblings if turn in children]
-        branches = [turn for turn in siblings if not _retried(siblings[0], turn)]
-        if branches or len(ongoing) > 1:
-            one, other = (siblings[0], branches[0]) if branches else ongoing[:2]
-            why = "answer different prompts" if branches else "both went on"
+        prompt = turn.new[: len(turn.new) - turn.sampled].tobytes()
+        tries.setdefault((turn.parent or turn, turn.kept, prompt), []).append(turn)
+    kept = set()
+    for siblings in tries.values():
+        ongoing = [turn for turn in siblings if turn in parents]
+        if len(ongoing) > 1:
+            one, other = (turn.number for turn in ongoing[:2])
             raise SessionError(
-                f"turns {one.number} and {other.number} continue turn {parent.number} and {why}, so neither is a retry that "
-                "the other superseded; pass select='leaves' for a sample of each, select='latest' for the newest, or a "
-                "function that chooses",
-                turns=(one.number, other.number),
+                f"turns {one} and {other} answer the same prompt and both went on, so neither is a retry that the other "
+                "superseded; pass select='leaves' for a sample of each, select='latest' for the newest, or a function that "
+                "chooses",
+                turns=(one, other),
             )
-        kept = ongoing[0] if ongoing else siblings[-1]
-        dropped.update(turn for turn in siblings if turn is not kept)
-    return [leaf for leaf in leaves(turns) if leaf not in dropped]
+        kept.add(ongoing[0] if ongoing else siblings[-1])
+    return [leaf for leaf in leaves(turns) if leaf in kept]
 
 
 def latest(turns: Sequence[Turn]) -> list[Turn]:
@@ -211,10 +209,6 @@ def _rows(name: str, last: Turn) -> npt.NDArray[Any]:
         rows = turn.completion.extras[name]
         made[turn.end - lag - len(rows) : turn.end - lag] = rows
     return made
-
-
-def _retried(one: Turn, other: Turn) -> bool:
-    return np.array_equal(one.ids[: one.end - one.sampled], other.ids[: other.end - other.sampled])
 
 
 def _chosen(custom: Custom, answer: Any, turns: Sequence[Turn]) -> list[Turn]:
