@@ -232,6 +232,18 @@ def test_a_sample_ends_with_the_last_turn_that_fits_whole() -> None:
         )
 
 
+def test_a_cut_trains_each_id_of_the_turns_that_fit_once() -> None:
+    session = branched()
+    for most in range(1, session.turns[3].end + 1):
+        samples = session.samples(max_tokens=most)
+        held = {turn.number for sample in samples for turn in sample.turns}
+        assert held == {turn.number for turn in session.turns if turn.end <= most}
+        sampled = [one for number in sorted(held) for one in session.turns[number].completion.ids]
+        assert sorted(one for sample in samples for one in trained(sample)) == sorted(sampled)
+        assert all(len(sample.tokens) <= most for sample in samples)
+        assert {sample.status for sample in samples if not sample.turns} <= {"truncated"}
+
+
 def with_rows(session: Session, messages: list[Json], reply: Json, lag: int) -> Turn:
     """A turn whose engine returned for each id of prompt and completion, less `lag`, a row that is the id and its place."""
     request, done = session.prepare(messages), said(reply)
@@ -482,11 +494,55 @@ def _trains_in_place(samples: Sequence[Sample], rewards: Any, metadata: Any) -> 
         (_changed(logprobs=lambda sample: sample.logprobs - 1), "whose logprobs are not those that it was given"),
         (_changed(logprobs=lambda sample: sample.logprobs * np.nan), "whose logprobs are not those that it was given"),
         (_changed(logprobs=lambda sample: sample.logprobs[:, None]), "whose logprobs is a ndarray that is no row of "),
+        *(
+            (_changed(**{name: make}), f"whose {name} are not those that it was given")
+            for name, make in (
+                ("spans", lambda sample: sample.spans[:-1]),
+                ("spans", lambda sample: (*sample.spans[:-1], sample.spans[-1]._replace(end=10**6))),
+                ("spans", lambda sample: None),
+                ("turns", lambda sample: sample.turns[:-1]),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], end=10**6))),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], completion="c"))),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], reward="1"))),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], trains=None))),
+                ("turns", lambda sample: [None] * len(sample.turns)),
+                ("turns", lambda sample: (None,) * len(sample.turns)),
+            )
+        ),
+        (
+            _changed(extras=lambda sample: {"experts": sample.extras["experts"] + 1}),
+            "whose extras 'experts' are not those that it was given",
+        ),
+        (
+            _changed(extras=lambda sample: {"experts": sample.extras["experts"].astype(float)}),
+            "whose extras 'experts' are not those that it was given",
+        ),
+        (
+            _changed(extras=lambda sample: {"mine": np.zeros(3)}),
+            "whose extras are none: its extras 'mine' are float64 of the shape (3,), and must be numbers, a row for each of ",
+        ),
+        (
+            _changed(extras=lambda sample: {"mine": [1]}),
+            "whose extras are none: its extras 'mine' are a list, and must be",
+        ),
+        (
+            _changed(extras=lambda sample: None),
+            "whose extras are none: its extras are a NoneType, and must map names to ",
+        ),
+        (
+            _changed(status=lambda sample: 5),
+            "whose status and metadata are a int and a dict; they are a text and a mapping",
+        ),
+        (_changed(metadata=lambda sample: []), "whose status and metadata are a str and a list; they are a text and"),
         (_changed(tokens=lambda sample: None), "whose tokens is a NoneType that is no row of numbers; leave it"),
     ],
 )
 def test_what_a_finish_answers_is_held_against_what_was_sampled(finish: Any, why: str) -> None:
-    session = branched()
+    session = codec().session()
+    messages = [user("q")]
+    for text in ("a", "b", "c", "d"):
+        with_rows(session, messages, assistant(text), 1)
+        messages.append(user("u"))
     with pytest.raises(SessionError) as error:
         session.samples(select="latest", finish=finish)
     assert str(error.value).startswith(f"the finish '{finish.__qualname__}' answered a sample of turn 3 {why}")
@@ -499,6 +555,37 @@ def test_a_finish_may_write_in_place_what_trains_less() -> None:
 
     (sample,) = branched().samples(select="latest", finish=first_only)
     assert (trained(sample), sample.loss_mask.dtype) == (ids("a"), np.int8)
+
+
+def test_a_finish_may_set_what_is_its_own() -> None:
+    def own(samples: Sequence[Sample], rewards: Any, metadata: Any) -> list[Sample]:
+        return [
+            dataclasses.replace(
+                one,
+                turns=tuple(dataclasses.replace(turn, reward=0.5, trains=False) for turn in one.turns),
+                extras={"advantages": np.ones(len(one.tokens), np.float32)},
+                status="mine",
+            )
+            for one in samples
+        ]
+
+    session = codec().session()
+    with_rows(session, [user("q")], assistant("a"), 1)
+    (sample,) = session.samples(finish=own)
+    assert ([*sample.extras], sample.status, sample.turns[0].reward) == (["advantages"], "mine", 0.5)
+    (kept,) = session.samples(finish=lambda samples, rewards, metadata: samples)
+    assert [*kept.extras] == ["experts", "topk"]
+
+
+def test_a_finish_may_not_write_into_extras() -> None:
+    def overwrites(samples: Sequence[Sample], rewards: Any, metadata: Any) -> Sequence[Sample]:
+        samples[0].extras["experts"][:] = 0
+        return samples
+
+    session = codec().session()
+    with_rows(session, [user("q")], assistant("a"), 1)
+    with pytest.raises(SessionError, match="overwrites' failed: ValueError: assignment destination is read-only$"):
+        session.samples(finish=overwrites)
 
 
 def test_a_session_without_turns_has_no_samples() -> None:

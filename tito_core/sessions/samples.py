@@ -16,7 +16,7 @@ from tito_core.sessions.turn import Turn, leaves
 from tito_core.tokens.append import FinishReason, Ids
 from tito_core.tokens.encoder import IdSpan
 
-__all__ = ["Finish", "Sample", "SampleTurn", "Select", "latest", "made", "once", "retries", "sampled"]
+__all__ = ["Finish", "Sample", "SampleTurn", "Select", "check_extras", "latest", "made", "once", "retries", "sampled"]
 
 _T = TypeVar("_T")
 
@@ -239,8 +239,29 @@ def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Samp
             )
         if np.any(mask > origin.loss_mask):
             raise custom.refuse(f"answered a sample of turn {one.leaf} that trains ids which nobody sampled")
-        if not np.array_equal(logprobs, origin.logprobs):
-            raise custom.refuse(f"answered a sample of turn {one.leaf} whose logprobs are not those that it was given")
+        same = {
+            "logprobs": np.array_equal(logprobs, origin.logprobs),
+            "spans": isinstance(one.spans, tuple) and one.spans == origin.spans,
+            "turns": isinstance(one.turns, tuple)
+            and [*map(_unrewarded, one.turns)] == [*map(_unrewarded, origin.turns)],
+        }
+        for name in (name for name, kept in same.items() if not kept):
+            raise custom.refuse(f"answered a sample of turn {one.leaf} whose {name} are not those that it was given")
+        if not isinstance(one.status, str) or not isinstance(one.metadata, Mapping):
+            raise custom.refuse(
+                f"answered a sample of turn {one.leaf} whose status and metadata are a {type(one.status).__name__} and a "
+                f"{type(one.metadata).__name__}; they are a text and a mapping"
+            )
+        try:
+            check_extras(one.extras, len(origin.tokens))
+        except ValueError as cause:
+            raise custom.refuse(f"answered a sample of turn {one.leaf} whose extras are none: {cause}") from None
+        for name in one.extras.keys() & origin.extras.keys():
+            rows, given = one.extras[name], origin.extras[name]
+            if rows.dtype != given.dtype or not np.array_equal(rows, given, equal_nan=given.dtype.kind == "f"):
+                raise custom.refuse(
+                    f"answered a sample of turn {one.leaf} whose extras {name!r} are not those that it was given"
+                )
         for turn in origin.turns:
             ids = {(turn.number, int(place)) for place in np.flatnonzero(mask[turn.start : turn.end])}
             if trained & ids:
@@ -255,8 +276,33 @@ def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Samp
 
 
 def _copied(sample: Sample) -> Sample:
-    """A sample that a user's `finish` may write in, with the original kept to hold its answer against."""
-    return replace(sample, loss_mask=sample.loss_mask.copy(), logprobs=sample.logprobs.copy())
+    """A sample whose mask a user's `finish` may write in, with the original kept to hold its answer against."""
+    extras = {name: rows.view() for name, rows in sample.extras.items()}
+    for rows in extras.values():
+        rows.setflags(write=False)
+    return replace(sample, loss_mask=sample.loss_mask.copy(), logprobs=sample.logprobs.copy(), extras=extras)
+
+
+def check_extras(extras: Any, size: int) -> None:
+    """Raises ValueError for extras that no sample of so many tokens has."""
+    if not isinstance(extras, Mapping):
+        raise ValueError(f"its extras are a {type(extras).__name__}, and must map names to arrays")
+    for name, rows in extras.items():
+        if not isinstance(name, str) or not isinstance(rows, np.ndarray):
+            raise ValueError(f"its extras {name!r} are a {type(rows).__name__}, and must be an array under a name")
+        if rows.dtype.kind not in "biuf" or not rows.ndim or size - len(rows) not in (0, 1):
+            raise ValueError(
+                f"its extras {name!r} are {rows.dtype} of the shape {rows.shape}, and must be numbers, a row for each of "
+                f"{size} ids or for all but the last"
+            )
+
+
+def _unrewarded(turn: Any) -> Any:
+    """A turn without what a `finish` may set, where that can be."""
+    if not isinstance(turn, SampleTurn) or type(turn.trains) is not bool:
+        return None
+    rewarded = turn.reward is None or isinstance(turn.reward, (int, float))
+    return replace(turn, reward=None, trains=True) if rewarded else None
 
 
 def _numbers(custom: Custom, sample: Sample, name: str) -> npt.NDArray[Any]:
