@@ -673,6 +673,82 @@ def test_ids_past_a_stop_are_refused_or_cut() -> None:
         codec().session(overrun="keep")  # type: ignore[arg-type]
 
 
+def stopped(*texts: str, stop: str, finish: Any = "stop", **more: Any) -> Completion:
+    """A completion of texts that were sampled one by one, ended by a stop string."""
+    ids = [one for text in texts for one in engine_ids("r1", text).tolist()]
+    return Completion(ids, np.linspace(-2, -1, len(ids)), finish, stop=stop, id="c", **more)
+
+
+@pytest.mark.parametrize("rule", ["refuse", "trim"])
+def test_a_stop_string_before_the_one_that_stopped_is_none(rule: Any) -> None:
+    """As an engine goes on that was told min_tokens."""
+    session = codec().session(overrun=rule)
+    request = session.prepare([user("q")])
+    done = stopped("r</think>", "a STOP b STOP c", " STOP", stop="STOP")
+    turn = session.commit(request, done)
+    assert turn.completion.ids.tolist() == np.asarray(done.ids).tolist()
+    assert (turn.message.content, turn.finish_reason) == ("a STOP b STOP c ", "stop")
+    assert trained(session.samples()[0]) == np.asarray(done.ids).tolist()
+    over = stopped("r</think>", "a STOP", " b STOP", " c", stop="STOP")
+    first, last, before = (
+        sum(len(engine_ids("r1", text)) for text in texts) - 1
+        for texts in (("r</think>", "a STOP"), ("r</think>", "a STOP", " b STOP"), ("r</think>",))
+    )
+    assert first > before
+    with pytest.raises(CompletionError) as error:
+        session.commit(request, over)
+    assert str(error.value) == (
+        f"completion c goes on after the stop string 'STOP', which ids {first} and {last} complete: which of them stopped the "
+        "engine can't be told (told min_tokens, it goes on after an early one); cut ids and logprobs after the one that did"
+    )
+    assert error.value.where == {"id": "c", "first_index": first + 1}
+    assert session.turns == (turn,)
+
+
+@pytest.mark.parametrize(
+    ("texts", "past", "stop", "content"),
+    [
+        (("a", "</answer>"), (), "</answer>", "a"),
+        (("a", "</answer>"), (" and", " more"), "</answer>", "a"),
+        (("a", "\n\n"), (), "\n", "a"),
+        (("a", "\n\n"), (" and",), "\n\n", "a"),
+        (("a ☕", "b"), (), "☕b", "a "),
+        (("STOP",), (), "STOP", ""),
+        (("a STOP", "x STOP"), (), "STOP", "a STOPx "),
+    ],
+)
+def test_what_is_read_back_ends_before_the_stop_string(
+    texts: tuple[str, ...], past: tuple[str, ...], stop: str, content: str
+) -> None:
+    done = stopped("r</think>", *texts, *past, stop=stop)
+    session = codec().session(overrun="trim" if past else "refuse")
+    turn = session.commit(session.prepare([user("q")]), done)
+    kept = stopped("r</think>", *texts, stop=stop)
+    assert turn.completion.ids.tolist() == np.asarray(kept.ids).tolist()
+    assert (turn.message.content, turn.message.reasoning) == (content, "r")
+
+
+def test_a_stop_string_that_ends_a_call_stays() -> None:
+    reply = calling("x")
+    ids = np.asarray(said(reply).ids)[:-1]
+    stop = codec().decode(ids)[-20:]
+    session = codec().session()
+    request = session.prepare([user("q")], tools=[TOOL])
+    turn = session.commit(request, Completion(ids, [-1.0] * len(ids), "stop", stop=stop))
+    assert [one.name for one in turn.message.tool_calls] == ["f"]
+
+
+def test_a_finish_reason_says_nothing_of_calls_that_were_cut() -> None:
+    whole = [*said(calling("x")).ids, 5]
+    both = Completion(whole, [-1.0] * len(whole), "tool_calls", id="both")
+    gone = stopped("r</think>a STOP", codec().decode(said(calling("x")).ids[2:-1]), stop="STOP", finish="tool_calls")
+    for done, finish, calls in ((both, "tool_calls", 1), (gone, "stop", 0)):
+        session = codec().session(overrun="trim")
+        turn = session.commit(session.prepare([user("q")], tools=[TOOL]), done)
+        assert (turn.finish_reason, len(turn.message.tool_calls)) == (finish, calls)
+        assert session.samples()[0].turns[0].finish_reason == finish
+
+
 def test_a_message_says_nothing_of_ids_that_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     done = said(assistant("a"))
     over = [*done.ids, *said(calling("x")).ids]

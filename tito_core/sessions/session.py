@@ -151,8 +151,7 @@ class Session:
             )
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
-        completion = accept.accepted(self.codec, request, completion, self._overrun)
-        message, parsed = accept.answer(self.codec, request, completion)
+        completion, message, parsed = accept.accepted(self.codec, request, completion, self._overrun)
         ledger, parent = request.ledger, request.parent
         new = np.concatenate((ledger.inserted, ledger.suffix, np.asarray(completion.ids)))
         new.setflags(write=False)
