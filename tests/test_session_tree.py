@@ -142,9 +142,11 @@ def test_ids_of_calls_come_before_reasoning_and_that_before_a_cut() -> None:
 
 def test_a_retry_of_a_compaction_is_one_too() -> None:
     session = codec().session()
-    first = step(session, [user("q")], assistant("the sum"))
+    first = step(session, [user("q")], assistant("the sum of all that was said so far"))
     for text in ("a", "b", "c"):
-        root = session.commit(session.prepare([user("So far: the sum")]), said(assistant(text)))
+        root = session.commit(
+            session.prepare([user("Well: the sum of all that was said so far")]), said(assistant(text))
+        )
         assert root.parent is None
         assert root.summarises is first
     again = session.commit(session.prepare([user("q")]), said(assistant("other")))
@@ -230,8 +232,8 @@ def test_a_compaction_is_a_root_linked_to_the_summary() -> None:
         step(session, messages, assistant(text))
         messages.append(user("go on"))
     messages[-1] = user("sum up")
-    summary = step(session, messages, assistant(" We did a and b.\n"))
-    compacted = [messages[0], user("So far:\nWe did a and b.\nGo on.")]
+    summary = step(session, messages, assistant(" We did a and b, and c is left to do.\n"))
+    compacted = [messages[0], user("So far:\nWe did a and b, and c is left to do.\nGo on.")]
     turn = step(session, compacted, assistant("c"))
     assert (turn.parent, turn.summarises) == (None, summary)
     assert turn.ids.tolist() == printed(compacted)
@@ -247,10 +249,32 @@ def test_a_compaction_is_a_root_linked_to_the_summary() -> None:
 
 def test_a_first_prompt_that_was_there_before_summarises_nothing() -> None:
     session = codec().session()
-    for text in ("4", "5"):
-        assert step(session, [user("4 or 5?")], assistant(text)).summarises is None
-    assert step(session, [user("4 or 5, again")], assistant("6")).summarises is session.turns[1]
-    assert step(session, [assistant("5"), user("u")], assistant("7")).summarises is None
+    four, five = ("the answer is the number four, surely", "the answer is the number five, surely")
+    for text in (four, five):
+        assert step(session, [user(f"{four} or {five}?")], assistant(text)).summarises is None
+    assert step(session, [user(f"{four} or {five}, again")], assistant("6")).summarises is session.turns[1]
+    assert step(session, [assistant(five), user("u")], assistant("7")).summarises is None
+
+
+@pytest.mark.parametrize(
+    ("said_before", "asked", "linked"),
+    [
+        ("ok", "ok, look at the book again", False),
+        ("1", "what is 11 + 31?", False),
+        ("I am sorry, I can't help you.", "It said: I am sorry, I can't help you.", False),
+        (f"{'x' * 31}\n ", f"So far: {'x' * 31}", False),
+        (f"\n{'x' * 32} ", f"So far: {'x' * 32}", True),
+        ("好" * 32, "好" * 33, True),
+        ("We did a and b, and c is left to do.", "We did a and b, and c is left.", False),
+    ],
+)
+def test_a_first_prompt_is_linked_to_no_text_that_could_stand_there_by_chance(
+    said_before: str, asked: str, linked: bool
+) -> None:
+    session = codec().session()
+    step(session, [user("q")], assistant(said_before))
+    turn = step(session, [user(asked)], assistant("a"))
+    assert turn.summarises is (session.turns[0] if linked else None)
 
 
 def trained(sample: Any) -> list[int]:

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
@@ -29,7 +29,10 @@ from tito_core.tokens.encoder import Mode
 if TYPE_CHECKING:
     from tito_core.tokens.codec import Codec
 
-__all__ = ["Session"]
+__all__ = ["SUMMARY", "Session"]
+
+SUMMARY: Final = 32
+"""How many characters a reply has at least, without the white space around it, for a first prompt to summarise it."""
 
 
 class Session:
@@ -288,12 +291,13 @@ class Session:
 
 def _summarised(turns: tuple[Turn, ...], prompt: Sequence[Message], ids: Ids) -> Turn | None:
     """The turn whose text a first prompt holds, in a message that no first prompt had before: the longest such text among
-    the leaves', the newest of several. A first prompt that was sent before holds what it held then."""
+    the leaves', the newest of several; one shorter than SUMMARY could stand there by chance. A first prompt that was sent
+    before holds what it held then."""
     for turn in turns:
         if turn.parent is None and np.array_equal(turn.new[: len(turn.new) - turn.sampled], ids):
             return turn.summarises
     before = {message.content for turn in turns if turn.parent is None for message in turn.messages}
     texts = [one.content for one in prompt if one.role != "assistant" and one.content not in before]
     said = {leaf: leaf.message.content.strip() for leaf in leaves(turns)}
-    found = [leaf for leaf, text in said.items() if text and any(text in one for one in texts)]
+    found = [leaf for leaf, text in said.items() if len(text) >= SUMMARY and any(text in one for one in texts)]
     return max(found, key=lambda leaf: (len(said[leaf]), leaf.number), default=None)

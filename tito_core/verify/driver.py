@@ -17,7 +17,7 @@ from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import GateError, SessionError, TruncatedTurnError
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Session
+from tito_core.sessions.session import SUMMARY, Session
 from tito_core.sessions.turn import Request, Turn
 from tito_core.tokens.append import Ids, Truncation
 from tito_core.tokens.compare import FAULTS
@@ -296,7 +296,7 @@ class Agent:
     def _compact(self) -> None:
         """A first prompt that holds what was said last, and a turn after it; control text is nothing that a user says here."""
         codec, said = self._session.codec, self._last.message.content.strip()
-        if not said or any(codec.decode([one]) in said for one in codec.encoder.added_ids):
+        if len(said) < SUMMARY or any(codec.decode([one]) in said for one in codec.encoder.added_ids):
             return
         self._messages.clear()
         self._begin(f"So far: {said}")
