@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from chats import TOOL, Json, assistant, call, codec, result, said, state, step, user
-from tito_core import Completion
+from tito_core import Completion, Message, ToolCall
 from tito_core.errors import (
     CompletionError,
     GateError,
@@ -612,6 +612,23 @@ def test_what_a_client_keeps_beside_a_message_is_no_matter() -> None:
         messages.append(user("u"))
     assert session.prepare(collections.deque(messages)).parent is session.turns[-1]
     assert session.prepare(tuple(messages)).ids.tolist() == session.prepare(messages).ids.tolist()
+
+
+def test_what_a_client_changes_later_changes_nothing_that_is_stored() -> None:
+    session = codec().session()
+    asked = [Message("user", "q")]
+    arguments = {"x": [1]}
+    reply = Message("assistant", "", "r", (ToolCall("f", arguments, None, "c"),))
+    done = said(assistant("", tool_calls=[call("c", '{"x": [1]}')]))
+    session.commit(session.prepare(asked, tools=[TOOL]), dataclasses.replace(done, message=reply))
+    arguments["x"].append(2)
+    asked.append(Message("user", "other"))
+    assert session.turns[0].message.tool_calls[0].arguments == {"x": [1]}
+    assert session.messages()[:-1] == (Message("user", "q"),)
+    told = [user("q"), assistant("", tool_calls=[call("c", '{"x": [1]}')]), Message("tool", "R", tool_call_id="c")]
+    assert session.prepare(told).parent is session.turns[0]
+    with pytest.raises(MessageError, match=r"^message 2 \(tool\) has no content"):
+        session.prepare([*told[:2], Message("tool", None, tool_call_id="c")])  # type: ignore[arg-type]
 
 
 def test_two_tools_of_one_name() -> None:
