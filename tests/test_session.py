@@ -540,6 +540,18 @@ def test_the_last_turn_edited_is_no_way_back_over_it(field: str, changed: Any, t
     assert state(session) == before
 
 
+def test_ids_of_a_client_s_own_are_no_difference_that_is_named() -> None:
+    session = codec().session(linear=True)
+    messages = [user("q")]
+    for identity in ("a", "b", "c"):
+        step(session, messages, assistant(identity, tool_calls=[call(identity)]), tools=[TOOL])
+        messages.append(result(identity, "R"))
+    messages[1:3] = [assistant("a", tool_calls=[call("theirs")]), result("theirs", "R")]
+    messages[4] = result("b", "edited")
+    with pytest.raises(SessionError, match=r"^message 4 \(tool\) .* the content 'R' is stored, 'edited' was sent"):
+        session.prepare(messages)
+
+
 def test_ids_that_somebody_holds_stand_whatever_comes_after() -> None:
     session = codec().session()
     messages = [user("q")]

@@ -320,6 +320,68 @@ def test_an_edited_reply_is_prompt_text_and_the_sampled_one_stays() -> None:
         narrow.prepare(edited)
 
 
+def narrow_session() -> tuple[Session, list[Json]]:
+    """A session that appends results only, after two turns, and what its client would send next."""
+    session = codec().session(append_roles={"tool"})
+    messages: list[Json] = [{"role": "system", "content": "at 9:00"}, user("q")]
+    for identity in ("a", "b"):
+        step(session, messages, assistant(identity, tool_calls=[call(identity)]), tools=[TOOL])
+        messages.append(result(identity, f"R{identity}"))
+    return session, messages
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "turn", "what"),
+    [
+        (0, {"role": "system", "content": "at 9:01"}, 1, "the content 'at 9:00' is stored, 'at 9:01' was sent"),
+        (1, user("Q"), 1, "the content 'q' is stored, 'Q' was sent"),
+        (2, assistant("x", tool_calls=[call("their_a")]), 1, "the content 'a' is stored, 'x' was sent"),
+    ],
+)
+def test_an_edited_echo_is_refused_where_no_assistant_may_be_appended(
+    place: int, changed: Json, turn: int, what: str
+) -> None:
+    session, messages = narrow_session()
+    before = frozen(session)
+    named = [*messages]
+    for at, identity in ((2, "a"), (4, "b")):
+        theirs = f"their_{identity}"
+        named[at : at + 2] = assistant(identity, tool_calls=[call(theirs)]), result(theirs, f"R{identity}")
+    named[place] = changed
+    with pytest.raises(SessionError) as error:
+        session.prepare(named)
+    assert str(error.value) == (
+        f"message {place} ({changed['role']}) is not what turn {turn} holds there: {what}; so the request continues no turn, "
+        "and the assistant messages that it repeats would be prompt text, which this session's append roles ['tool'] leave out: "
+        "send what is stored, begin anew with a summary, or open a session that appends assistant messages"
+    )
+    assert error.value.where == {"index": place, "role": changed["role"], "turn": turn}
+    assert frozen(session) == before
+
+
+def test_what_begins_anew_is_a_root_where_no_assistant_may_be_appended() -> None:
+    session, messages = narrow_session()
+    said_last = "all is done, and this is what came of it"
+    step(session, messages, assistant(said_last))
+    shot = [user("2 + 2?"), assistant("4"), user("3 + 3?")]
+    for told in (
+        messages[:2],
+        [messages[0], user("another")],
+        [user("alone")],
+        shot,
+        [*shot[:2], user("4 + 4?")],
+        [messages[0], user(f"So far: {said_last}"), *messages[2:4]],
+        [messages[0], user("Somebody else's words"), *messages[4:6]],
+    ):
+        assert session.prepare(told).parent is None
+    step(session, shot, assistant("6"))
+    assert session.prepare([*shot[:2], user("5 + 5?")]).parent is None
+    wide = codec().session()
+    asked = [user("q")]
+    step(wide, asked, assistant("a"))
+    assert wide.prepare([user("Q"), assistant("a"), user("u")]).parent is None
+
+
 def test_a_turn_that_was_cut_refuses_to_go_on_and_can_be_sampled_again() -> None:
     session = codec().session()
     messages = [user("q")]

@@ -18,7 +18,7 @@ from tito_core.responses.completion import Completion
 from tito_core.sessions import accept, linear, samples
 from tito_core.sessions.accept import Overrun
 from tito_core.sessions.counters import Counters, counted
-from tito_core.sessions.matching import Match, Matcher, closest, same_tools, spelled
+from tito_core.sessions.matching import Match, Matcher, closest, difference, edited, same_tools, spelled
 from tito_core.sessions.samples import Finish, Sample, Select
 from tito_core.sessions.store import Store, packed, unpacked
 from tito_core.sessions.turn import Request, Turn, leaves
@@ -132,6 +132,8 @@ class Session:
             made = self.codec.normalise(messages)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
             summarises = _summarised(turns, made, ledger.ids)
+            if summarises is None and "assistant" not in self._append_roles.roles:
+                self._refuse_edited(turns, made)
         else:
             echo = found[parent]
             assert echo is not None
@@ -263,6 +265,22 @@ class Session:
         if turns and parent is None:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
+
+    def _refuse_edited(self, turns: tuple[Turn, ...], made: Sequence[Message]) -> None:
+        """Refuses a first prompt that repeats a turn with something changed: its replies would be an assistant's messages
+        that somebody wrote, and the session takes none."""
+        if found := edited(turns, made, self._matcher.same):
+            turn, place = found
+            what = difference(turn.conversation()[place], made[place])
+            raise SessionError(
+                f"message {place} ({made[place].role}) is not what turn {turn.number} holds there: {what}; so the request "
+                "continues no turn, and the assistant messages that it repeats would be prompt text, which this session's "
+                f"append roles {sorted(self._append_roles.roles)} leave out: send what is stored, begin anew with a summary, "
+                "or open a session that appends assistant messages",
+                index=place,
+                role=made[place].role,
+                turn=turn.number,
+            )
 
     def _about(self, decision: ThinkingDecision) -> dict[str, Any]:
         """What the ids of this session's turns depend on."""
