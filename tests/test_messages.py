@@ -605,7 +605,7 @@ def test_normal_messages_and_tools_pass_as_they_are(conversation: Conversation) 
 @given(texts(empty=False))
 @settings(max_examples=20)
 def test_calls_and_tools_made_by_hand_pass_inside_messages(name: str) -> None:
-    call, known = ToolCall(name, {"a": 1}, None, "c"), Tool({"name": name})
+    call, known = ToolCall(name, {"a": 1}, None, "c"), Tool({"name": name, "description": None, "parameters": None})
     made = normalise([{"role": "system", "content": "", "tools": [known]}, {"role": "assistant", "tool_calls": [call]}])
     assert (made[0].tools, made[1].tool_calls) == ((known,), (call,))
 
@@ -620,3 +620,67 @@ def _scramble(value: Any) -> None:
         for inner in value:
             _scramble(inner)
         value.append("scrambled")
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (Message("user", None), "message 0 (user) has no content; send a string, an empty one where nothing is meant"),  # type: ignore[arg-type]
+        (
+            Message("human", "q"),
+            "message 0 has the role 'human'; it must be one of assistant, developer, system, tool, user",
+        ),
+        (Message("user", 5), "message 0 (user) has content of type int; it must be a string or a list of text parts"),  # type: ignore[arg-type]
+        (Message("user", "q", "r"), "message 0 (user) has reasoning; only an assistant reasons"),
+        (Message("user", "\ud800"), "message 0 (user) content holds"),
+        (Message("assistant", "", tool_calls=5), "message 0 (assistant) has tool_calls of type int; it must be a list"),  # type: ignore[arg-type]
+        (
+            Message("assistant", tool_calls=(ToolCall("", {}),)),
+            "message 0 (assistant) tool call 0 has the function name ''; it must be a string that is not empty",
+        ),
+        (
+            Message("assistant", tool_calls=(ToolCall("f", {"x": object()}),)),
+            "message 0 (assistant) tool call 0 arguments",
+        ),
+        (
+            Message("assistant", tool_calls=(ToolCall("f", {"x": 1}, '{"x": 2}'),)),
+            "message 0 (assistant) tool call 0 has arguments, and a text of them that says others; leave the text out",
+        ),
+        (
+            Message("assistant", tool_calls=(ToolCall("f", {}, "nothing"),)),
+            "message 0 (assistant) tool call 0 has arguments that can't be read as JSON",
+        ),
+        (Message("system", tools=(Tool({}),)), "message 0 (system) tools[0] has the name None; it must be a string"),
+    ],
+)
+def test_a_message_made_by_hand_is_checked_as_a_mapping_is(message: Message, why: str) -> None:
+    assert refusal([message])[0].startswith(why)
+
+
+def test_a_message_made_by_hand_is_copied() -> None:
+    function: Json = {"name": "f", "parameters": {"type": "object"}}
+    arguments, carried = {"x": [1]}, {"type": "json"}
+    given = [
+        Message("system", "S", tools=(Tool(function),), response_format=carried),
+        Message("assistant", None, None, [ToolCall("f", arguments, None, "c")]),  # type: ignore[arg-type]
+        Message("tool", "R", tool_call_id="c"),
+    ]
+    made = normalise(given)
+    (tool,) = normalise_tools([Tool(function)])
+    before = copy.deepcopy((made, tool))
+    arguments["x"].append(2)
+    function["parameters"]["type"] = "array"
+    carried["type"] = "text"
+    given[1].tool_calls.clear()  # type: ignore[attr-defined]
+    assert (made, tool) == before
+    assert made[1] == Message("assistant", "", "", (ToolCall("f", {"x": [1]}, None, "c"),))
+
+
+@given(conversation=conversations())
+@settings(max_examples=40)
+def test_normalising_again_changes_nothing(conversation: Conversation) -> None:
+    made = normalise(conversation.messages)
+    assert normalise(made) == made
+    tools = normalise_tools(conversation.tools)
+    assert normalise_tools(tools) == tools
+    assert [[*tool.function] for tool in normalise_tools(tools)] == [[*tool.function] for tool in tools]

@@ -63,6 +63,9 @@ def seen(session: Session) -> list[tuple[Any, ...]]:
     ]
 
 
+SUM = "a sum that is said in words enough"
+
+
 def grown(session: Session) -> list[Json]:
     """Calls, results, a retry, a branch, a compaction, one completion that was read back, one stop string."""
     messages: list[Json] = [{"role": "system", "content": "S"}, user("naïve ☕")]
@@ -72,8 +75,8 @@ def grown(session: Session) -> list[Json]:
     step(session, [*messages], assistant("first"))
     done = said(assistant("second"))
     session.commit(session.prepare(messages), dataclasses.replace(done, message=None, meta={"weight_version": "v1"}))
-    step(session, [*messages[:3], result("a", "other"), result("b", "RB")], assistant("sum\n"))
-    step(session, [user("So far: sum")], assistant("third"))
+    step(session, [*messages[:3], result("a", "other"), result("b", "RB")], assistant(f"{SUM}\n"))
+    step(session, [user(f"So far: {SUM}")], assistant("third"))
     messages += [session.turns[2].message.wire(), user("u")]
     reply = assistant("x</answer>")
     ids = said(reply).ids[:-1]

@@ -85,6 +85,9 @@ class Message:
         return {"role": self.role, "content": content, **{key: value for key, value in parts.items() if value}}
 
 
+_FIELDS: Final = ("role", "content", "tool_calls", "tool_call_id", "tools", "response_format")
+
+
 def normalise(
     messages: Sequence[Mapping[str, Any] | Message],
     *,
@@ -99,14 +102,12 @@ def normalise(
     the last assistant message of all may stand unanswered.
 
     Arguments of a call are a JSON object, as a mapping or as text; whatever else stands there raises, empty text too.
-    Of a key that the text repeats the last value counts, as in every JSON parser. Raises MessageError.
+    Of a key that the text repeats the last value counts, as in every JSON parser. A `Message` is checked and copied as a
+    mapping is. Raises MessageError.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise MessageError(f"messages is a {type(messages).__name__}, not a list of messages; pass a list")
-    made = [
-        message if isinstance(message, Message) else _message(message, start + offset, text_joiner)
-        for offset, message in enumerate(messages)
-    ]
+    made = [_message(message, start + offset, text_joiner) for offset, message in enumerate(messages)]
     return _results_in_call_order(made, after, start)
 
 
@@ -116,6 +117,8 @@ def normalise_tools(tools: Sequence[Mapping[str, Any] | Tool] | None) -> tuple[T
 
 
 def _message(message: Any, index: int, joiner: str) -> Message:
+    if isinstance(message, Message):
+        message = {"reasoning_content": message.reasoning, **{key: getattr(message, key) for key in _FIELDS}}
     if not isinstance(message, Mapping):
         raise MessageError(
             f"message {index} is a {type(message).__name__}, not a mapping; pass message.model_dump() or a dict",
@@ -226,8 +229,7 @@ def _tool_calls(calls: Any, where: str, index: int, role: str) -> tuple[ToolCall
         at = f"{where} tool call {number}"
         place: dict[str, Any] = {"index": index, "role": role, "call": number}
         if isinstance(call, ToolCall):
-            made.append(call)
-            continue
+            call = _wired(call, at, place)
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise MessageError(f"{at} has no function; send {{'function': {{'name', 'arguments'}}}}", **place)
@@ -247,6 +249,14 @@ def _tool_calls(calls: Any, where: str, index: int, role: str) -> tuple[ToolCall
             id=twice[0],
         )
     return tuple(made)
+
+
+def _wired(call: ToolCall, at: str, place: dict[str, Any]) -> dict[str, Any]:
+    """A call as a client sends it: by the text of its arguments, where it has one."""
+    sent = call.arguments if call.text is None else call.text
+    if call.text is not None and _arguments(sent, at, place)[0] != call.arguments:
+        raise MessageError(f"{at} has arguments, and a text of them that says others; leave the text out", **place)
+    return {"id": call.id, "function": {"name": call.name, "arguments": sent}}
 
 
 def _arguments(arguments: Any, at: str, place: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -277,7 +287,7 @@ def _tools(tools: Any, where: str, **place: Any) -> tuple[Tool, ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
         raise MessageError(f"{where} is a {type(tools).__name__}, not a list of tools", **place)
     return tuple(
-        tool if isinstance(tool, Tool) else _tool(tool, f"{where}[{number}]", {**place, "tool": number})
+        _tool(tool.dump() if isinstance(tool, Tool) else tool, f"{where}[{number}]", {**place, "tool": number})
         for number, tool in enumerate(tools)
     )
 

@@ -108,9 +108,8 @@ class Completion:
     def cut(self, end: int) -> Completion:
         """Its first `end` ids, as ended by a stop."""
         less = len(self.ids) - end
-        finish: FinishReason = "stop" if self.finish_reason == "length" else self.finish_reason
         extras = {name: rows[: len(rows) - less] for name, rows in self.extras.items()}
-        return replace(self, ids=self.ids[:end], logprobs=self.logprobs[:end], finish_reason=finish, extras=extras)
+        return replace(self, ids=self.ids[:end], logprobs=self.logprobs[:end], finish_reason="stop", extras=extras)
 
     def stored(self, ids: Ids, extras: Mapping[str, npt.NDArray[Any]]) -> Completion:
         """It as a turn keeps it: `ids` are the same in the turn's own array, and what the turn has already is left out."""

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from tito_core.responses.completion import Completion
 from tito_core.sessions import accept, linear, samples
 from tito_core.sessions.accept import Overrun
 from tito_core.sessions.counters import Counters, counted
-from tito_core.sessions.matching import Match, Matcher, closest, same_tools, spelled
+from tito_core.sessions.matching import Match, Matcher, closest, difference, edited, same_tools, spelled
 from tito_core.sessions.samples import Finish, Sample, Select
 from tito_core.sessions.store import Store, packed, unpacked
 from tito_core.sessions.turn import Request, Turn, leaves
@@ -29,7 +29,10 @@ from tito_core.tokens.encoder import Mode
 if TYPE_CHECKING:
     from tito_core.tokens.codec import Codec
 
-__all__ = ["Session"]
+__all__ = ["SUMMARY", "Session"]
+
+SUMMARY: Final = 32
+"""How many characters a reply has at least, without the white space around it, for a first prompt to summarise it."""
 
 
 class Session:
@@ -129,6 +132,8 @@ class Session:
             made = self.codec.normalise(messages)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
             summarises = _summarised(turns, made, ledger.ids)
+            if summarises is None and "assistant" not in self._append_roles.roles:
+                self._refuse_edited(turns, made)
         else:
             echo = found[parent]
             assert echo is not None
@@ -151,8 +156,7 @@ class Session:
             )
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
-        completion = accept.accepted(self.codec, request, completion, self._overrun)
-        message, parsed = accept.answer(self.codec, request, completion)
+        completion, message, parsed = accept.accepted(self.codec, request, completion, self._overrun)
         ledger, parent = request.ledger, request.parent
         new = np.concatenate((ledger.inserted, ledger.suffix, np.asarray(completion.ids)))
         new.setflags(write=False)
@@ -262,6 +266,22 @@ class Session:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
 
+    def _refuse_edited(self, turns: tuple[Turn, ...], made: Sequence[Message]) -> None:
+        """Refuses a first prompt that repeats a turn with something changed: its replies would be an assistant's messages
+        that somebody wrote, and the session takes none."""
+        if found := edited(turns, made, self._matcher.same):
+            turn, place = found
+            what = difference(turn.conversation()[place], made[place])
+            raise SessionError(
+                f"message {place} ({made[place].role}) is not what turn {turn.number} holds there: {what}; so the request "
+                "continues no turn, and the assistant messages that it repeats would be prompt text, which this session's "
+                f"append roles {sorted(self._append_roles.roles)} leave out: send what is stored, begin anew with a summary, "
+                "or open a session that appends assistant messages",
+                index=place,
+                role=made[place].role,
+                turn=turn.number,
+            )
+
     def _about(self, decision: ThinkingDecision) -> dict[str, Any]:
         """What the ids of this session's turns depend on."""
         codec, held = self.codec, decision.model_dump(mode="json")
@@ -289,12 +309,13 @@ class Session:
 
 def _summarised(turns: tuple[Turn, ...], prompt: Sequence[Message], ids: Ids) -> Turn | None:
     """The turn whose text a first prompt holds, in a message that no first prompt had before: the longest such text among
-    the leaves', the newest of several. A first prompt that was sent before holds what it held then."""
+    the leaves', the newest of several; one shorter than SUMMARY could stand there by chance. A first prompt that was sent
+    before holds what it held then."""
     for turn in turns:
         if turn.parent is None and np.array_equal(turn.new[: len(turn.new) - turn.sampled], ids):
             return turn.summarises
     before = {message.content for turn in turns if turn.parent is None for message in turn.messages}
     texts = [one.content for one in prompt if one.role != "assistant" and one.content not in before]
     said = {leaf: leaf.message.content.strip() for leaf in leaves(turns)}
-    found = [leaf for leaf, text in said.items() if text and any(text in one for one in texts)]
+    found = [leaf for leaf, text in said.items() if len(text) >= SUMMARY and any(text in one for one in texts)]
     return max(found, key=lambda leaf: (len(said[leaf]), leaf.number), default=None)
