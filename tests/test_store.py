@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,36 @@ from tito_core.errors import SessionError
 from token_path import EOS, engine_ids
 
 
+@pytest.fixture(autouse=True)
+def files(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[sqlite3.Connection]]:
+    """What a test opens, which must be closed when it ends: Python 3.13 warns of the others, wherever it then is."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def recorded(*given: Any, **named: Any) -> sqlite3.Connection:
+        opened.append(connect(*given, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", recorded)
+    yield opened
+    assert list(map(is_closed, opened)) == [True] * len(opened)
+
+
+def is_closed(file: sqlite3.Connection) -> bool:
+    try:
+        file.execute("select 1")
+    except sqlite3.ProgrammingError as cause:
+        return "closed" in str(cause)
+    return False
+
+
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
         return
-    made = SQLiteStore(tmp_path / "turns.db")
-    yield made
-    made.close()
+    with SQLiteStore(tmp_path / "turns.db") as made:
+        yield made
 
 
 def seen(session: Session) -> list[tuple[Any, ...]]:
@@ -186,7 +210,8 @@ def test_a_store_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> None
     ):
         session.commit(request, said(assistant("b")))
     assert seen(session) == before
-    assert seen(codec().session(store=SQLiteStore(tmp_path / "turns.db"), id="s")) == before
+    with SQLiteStore(tmp_path / "turns.db") as again:
+        assert seen(codec().session(store=again, id="s")) == before
 
 
 def test_a_file_that_is_no_store_and_a_record_that_is_none(tmp_path: Path) -> None:
@@ -195,22 +220,38 @@ def test_a_file_that_is_no_store_and_a_record_that_is_none(tmp_path: Path) -> No
     with pytest.raises(SessionError, match="^the store .*no.db can't be used .DatabaseError: file is not a database"):
         SQLiteStore(path)
     good = tmp_path / "good.db"
-    step(codec().session(store=SQLiteStore(good), id="s"), [user("q")], assistant("a"))
-    with sqlite3.connect(good) as file:
-        assert file.execute("pragma journal_mode").fetchone() == ("wal",)
-        file.execute("update turns set record = substr(record, 1, 50)")
-    file.close()
-    with pytest.raises(
-        SessionError,
-        match=r"^the record of turn 0 can't be read \(ValueError: its checksum is \w{8}, and \w{8} is written\); it was",
-    ):
-        codec().session(store=SQLiteStore(good), id="s")
-    for about in ("[1]", "{", "[" * 100_000):
-        with sqlite3.connect(good) as file:
-            file.execute("update sessions set about = ?", (about,))
-        file.close()
-        with pytest.raises(SessionError, match="^what the stored session s was begun with can't be read"):
-            codec().session(store=SQLiteStore(good), id="s")
+    with SQLiteStore(good) as store:
+        step(codec().session(store=store, id="s"), [user("q")], assistant("a"))
+        with closing(sqlite3.connect(good)) as file, file:
+            assert file.execute("pragma journal_mode").fetchone() == ("wal",)
+            file.execute("update turns set record = substr(record, 1, 50)")
+        with pytest.raises(
+            SessionError,
+            match=r"^the record of turn 0 can't be read \(ValueError: its checksum is \w{8}, and \w{8} is written\); it was",
+        ):
+            codec().session(store=store, id="s")
+        for about in ("[1]", "{", "[" * 100_000):
+            with closing(sqlite3.connect(good)) as file, file:
+                file.execute("update sessions set about = ?", (about,))
+            with pytest.raises(SessionError, match="^what the stored session s was begun with can't be read"):
+                codec().session(store=store, id="s")
+
+
+def test_a_store_closes_its_file(tmp_path: Path, files: list[sqlite3.Connection]) -> None:
+    path = tmp_path / "turns.db"
+    with SQLiteStore(path) as store:
+        assert not is_closed(files[0])
+    assert is_closed(files[0])
+    store.close()
+    session: Session | None = codec().session(store=SQLiteStore(path), id="s")
+    assert session
+    step(session, [user("q")], assistant("a"))
+    assert not is_closed(files[1])
+    session = None
+    gc.collect()
+    assert is_closed(files[1])
+    with SQLiteStore(path) as store:
+        assert len(codec().session(store=store, id="s").turns) == 1
 
 
 def _summed(text: str) -> str:

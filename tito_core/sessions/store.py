@@ -7,10 +7,11 @@ import json
 import os
 import sqlite3
 import threading
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,8 @@ create table if not exists turns (session text, number integer, record text not 
 class SQLiteStore:
     """Keeps turns in a SQLite file (WAL, every commit synced), which processes on one machine may share: each opens its own.
 
-    A turn whose `commit` returned is there after the process was killed, and so after the machine was.
+    A turn whose `commit` returned is there after the process was killed, and so after the machine was. Leaving its `with`,
+    `close`, or dropping it closes the file: nothing waits to be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -83,14 +85,27 @@ class SQLiteStore:
         self._lock = threading.Lock()
         try:
             self._file = sqlite3.connect(self._path, timeout=30, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as cause:
+            raise self._failed(cause) from cause
+        self._closed = weakref.finalize(self, self._file.close)
+        try:
             self._file.execute("pragma journal_mode=wal")
             self._file.execute("pragma synchronous=full")
             self._file.executescript(_SCHEMA)
         except sqlite3.Error as cause:
+            self.close()
             raise self._failed(cause) from cause
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        self._file.close()
+        """Closes the file, once what is being written is; a second time it does nothing."""
+        with self._lock:
+            self._closed()
 
     def take(self, session: str, about: Mapping[str, Any]) -> tuple[int, list[str]]:
         with self._lock, _Transaction(self) as file:
