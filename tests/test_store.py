@@ -25,7 +25,7 @@ import tito_core
 from chats import TOOL, Json, assistant, call, codec, result, said, step, user
 from tito_core import Completion, Counters, MemoryStore, Message, Session, SQLiteStore, Store, ToolCall
 from tito_core.errors import CompletionError, SessionError
-from tito_core.sessions.store import check_about
+from tito_core.sessions.store import FORMAT, check_about, packed, unpacked
 from token_path import EOS, engine_ids
 
 
@@ -219,6 +219,20 @@ def test_what_can_t_be_stored_is_not_committed(store: Store, change: Json, why: 
     assert codec().session(store=store, id="s").turns == ()
 
 
+def test_messages_that_can_t_be_stored_are_not_committed(store: Store) -> None:
+    session = codec().session(store=store, id="s")
+    messages: Any = [
+        user("q"),
+        Message("assistant", tool_calls=(ToolCall("f", {}, id="\ud800"),)),
+        Message("tool", "R", tool_call_id="\ud800"),
+    ]
+    with pytest.raises(
+        SessionError, match="^completion c can't be kept in a store: its messages are not JSON .'utf-8' codec"
+    ):
+        session.commit(session.prepare(messages), dataclasses.replace(said(assistant("a")), id="c"))
+    assert session.turns == codec().session(store=store, id="s").turns == ()
+
+
 def test_meta_comes_back_as_it_was(store: Store) -> None:
     session = codec().session(store=store, id="s")
     meta = {"☕": [None, True, 1, 1.0, 10**400, "\0", {"x": {}}], "y": float("inf")}
@@ -307,6 +321,43 @@ def _summed(text: str) -> str:
 
 def _held(**change: Any) -> Any:
     return lambda record: _summed(json.dumps({**json.loads(record[9:]), **change}))
+
+
+SAID: Json = {
+    "content": "a",
+    "reasoning": "☕",
+    "tool_calls": [{"name": "f", "arguments": {"x": 1}, "text": "{}", "id": "i"}],
+}
+SENT: Json = {"role": "user", "content": "q", "reasoning": "", "tool_calls": []}
+REST: Json = {"tool_call_id": None, "tools": [], "response_format": None}
+RECORD: Json = {
+    "number": 0,
+    "parent": None,
+    "messages": [{**SENT, **REST}],
+    "message": {"role": "assistant", **SAID, **REST},
+    "decision": {"enabled": True, "render_kwargs": {"thinking": True}, "forward_kwargs": {}},
+    "tools": [{"function": {"name": "f"}, "type": "function", "defer_loading": None}],
+    "kept": 0,
+    "new": ["<i4", [3], "AQAAAAIAAAADAAAA"],
+    "spans": [[0, 1, "content", 0, "user"], [1, 2, "template", -1, "system"]],
+    "parsed": {**SAID, "state": "ok", "why": ""},
+    "summarises": None,
+    "times": [1.5, 2.5],
+    "completion": {"id": "c", "finish_reason": "stop", "stop": "s", "meta": {"m": [1]}},
+    "logprobs": ["<f4", [1], "AACAvw=="],
+    "extras": {"x": ["|u1", [2, 1], "AQI="]},
+}
+
+
+def test_records_are_of_this_format() -> None:
+    """A record that looks otherwise is of another format: then older files must be refused, by another `FORMAT`."""
+    assert FORMAT == 1
+    record = _summed(json.dumps(RECORD, ensure_ascii=False))
+    (turn,) = unpacked([record])
+    assert packed(turn) == record
+    assert (turn.ids.tolist(), turn.sampled, turn.message.reasoning) == ([1, 2, 3], 1, "☕")
+    assert turn.completion.logprobs.tolist() == [-1.0]  # type: ignore[union-attr]
+    assert turn.completion.extras["x"].tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -542,6 +593,7 @@ OLD = "create table sessions (id text); create table turns (session text)"
             for script, tables in (
                 (OLD, "sessions, turns"),
                 ("create table mine (x); pragma user_version = 1", "mine"),
+                ("create view mine as select 1", "mine"),
                 ("pragma user_version = 1", "None"),
                 ("pragma application_id = 1", "None"),
             )

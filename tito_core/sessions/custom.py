@@ -15,7 +15,8 @@ __all__ = ["Custom"]
 class Custom:
     """A function that a user chose. Whatever it raises, and an answer that `checked` does not take, is blamed on it.
 
-    `arguments` is how many it is called with; `name` is the same in every process. Raises SessionError where there is no such function.
+    `arguments` is how many it is called with; `name` is the same in every process. Raises SessionError where there is no
+    such function.
     """
 
     def __init__(

@@ -165,7 +165,7 @@ class SQLiteStore:
     def _made(self) -> bool:
         """Whether the file is a store, and not new. Raises SessionError where it is something else."""
         program, version, tables = self._file.execute(
-            "select application_id, user_version, (select group_concat(name, ', ') from sqlite_master where type = 'table')"
+            "select application_id, user_version, (select group_concat(name, ', ') from sqlite_master where type <> 'index')"
             " from pragma_application_id, pragma_user_version"
         ).fetchone()
         if (program, version) == (_PROGRAM, FORMAT):
@@ -229,8 +229,8 @@ def packed(turn: Turn) -> str:
         "logprobs": _array(np.asarray(done.logprobs)),
         "extras": {name: _array(rows) for name, rows in done.extras.items()},
     }
-    _json(done.id, "meta", done.meta)
-    text = _json(done.id, "message", held)
+    _json(done.id, "meta is", done.meta)
+    text = _json(done.id, "messages are", held)
     return f"{_checksum(text)} {text}"
 
 
@@ -317,7 +317,7 @@ def _json(completion: str, what: str, value: Any) -> str:
         text.encode()
     except (TypeError, ValueError, RecursionError) as cause:
         raise SessionError(
-            f"completion {completion} can't be kept in a store: its {what} is not JSON ({cause}); keep plain values in it",
+            f"completion {completion} can't be kept in a store: its {what} not JSON ({cause}); keep plain values in it",
             id=completion,
         ) from cause
     return text
