@@ -151,6 +151,7 @@ def _gated(conversation: Conversation, narrowed: AppendRoles) -> None:
     assert place == len(made)
 
 
+@pytest.mark.slow
 def test_every_declared_pair_is_generated_and_no_other() -> None:
     found: set[tuple[str, str]] = set()
 
@@ -166,6 +167,7 @@ def test_every_declared_pair_is_generated_and_no_other() -> None:
     assert found == {*declared, ("tool", "tool")}
 
 
+@pytest.mark.slow
 def test_parallel_results_are_generated_out_of_order() -> None:
     def shuffled(conversation: Conversation) -> bool:
         return any(
@@ -177,6 +179,7 @@ def test_parallel_results_are_generated_out_of_order() -> None:
     assert find(conversations(codec().family, codec().append_roles), shuffled, settings=settings(database=None))
 
 
+@pytest.mark.slow
 def test_a_report_survives_json() -> None:
     with in_effect(MUTANT["doubled opener"]):
         report = verify()
@@ -201,6 +204,7 @@ def test_a_report_survives_json() -> None:
     assert report.template.reference == "tito_deepseek.v32_encoding:V32Encoding"
 
 
+@pytest.mark.slow
 def test_a_failure_is_small_and_shows_where_ids_differ() -> None:
     """The opener is printed twice: one user, one answer, one user show it."""
     with in_effect(MUTANT["doubled opener"]):
@@ -229,6 +233,7 @@ def test_a_failure_is_small_and_shows_where_ids_differ() -> None:
     assert {check.name for check in report.checks if not check.ok} <= {failure.check for failure in report.failures}
 
 
+@pytest.mark.slow
 def test_what_needs_calls_shrinks_to_calls() -> None:
     with in_effect(MUTANT["result reordered"]):
         report = verify(conversations=60)
@@ -241,6 +246,7 @@ def test_what_needs_calls_shrinks_to_calls() -> None:
     assert {call["function"]["arguments"] for call in assistant["tool_calls"]} == {"{}"}
 
 
+@pytest.mark.slow
 def test_shrinking_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the check is; what was found first is kept."""
     monkeypatch.setattr(run, "SHRINK_SECONDS", 0.2)
@@ -350,6 +356,7 @@ def test_a_session_is_the_same_from_its_seed() -> None:
     assert first.broken is None
 
 
+@pytest.mark.slow
 def test_sessions_that_saw_no_call_prove_nothing_about_results(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ScriptedEngine.reply
     monkeypatch.setattr(ScriptedEngine, "reply", lambda self, tools, decision, calling=True: whole(self, [], decision))
