@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from conversations import Conversation, contents, conversations, json_objects, json_texts, texts, tool_schemas
 from oracles import tool_classes
 from tito_core.errors import MessageError
-from tito_core.prompts.messages import MAX_DEPTH, Message, Tool, ToolCall, normalise, normalise_tools
+from tito_core.prompts.messages import MAX_DEPTH, Message, Tool, ToolCall, normalise, normalise_tools, whole
 
 Json = dict[str, Any]
 
@@ -193,6 +193,7 @@ def nested(depth: int) -> Any:
 
 def test_depth_is_bounded() -> None:
     normalise([calling("c", arguments={"a": nested(MAX_DEPTH - 1)})])
+    whole(normalise([calling("c", arguments={"a": nested(MAX_DEPTH - 1)})])[0], 0)
     said = BEHIND_CALL + "arguments nests deeper than 100 levels"
     assert refusal([calling("c", arguments={"a": nested(MAX_DEPTH)})]) == (said, CALL_PLACE)
     assert refusal([calling("c", arguments='{"a": ' + "[" * 100 + "]" * 100 + "}")]) == (said, CALL_PLACE)
@@ -272,6 +273,13 @@ ROLES = "it must be one of assistant, developer, system, tool, user"
             {"index": 1, "role": "user", "part": 0},
         ),
         (user("a\ud800"), f"(user) content {SURROGATE}", {"index": 1, "role": "user"}),
+        (result("a\ud800"), f"(tool) tool_call_id {SURROGATE}", {"index": 1, "role": "tool"}),
+        (calling("a\ud800"), f"(assistant) tool call 0 id {SURROGATE}", {"index": 1, "role": "assistant", "call": 0}),
+        (
+            calling("c", name="a\ud800"),
+            f"(assistant) tool call 0 name {SURROGATE}",
+            {"index": 1, "role": "assistant", "call": 0},
+        ),
         (
             user([{"type": "text", "text": "a\ud800"}]),
             f"(user) content part 0 {SURROGATE}",
@@ -566,6 +574,8 @@ def test_tool_schemas_by_hand(sent: Json, printed: str) -> None:
         ),
         ([tool(parameters={1: 2})], "tools[0] (f) has the key 1, a int; JSON keys are strings", {"tool": 0}),
         ([tool(description="a\ud800")], f"tools[0] (f) {SURROGATE}", {"tool": 0}),
+        ([tool(name="a\ud800")], f"tools[0] name {SURROGATE}", {"tool": 0}),
+        ([{**tool(), "type": "a\ud800"}], f"tools[0] type {SURROGATE}", {"tool": 0}),
     ],
 )
 def test_refused_tools(tools: Any, said: str, where: Json) -> None:

@@ -640,6 +640,8 @@ def test_samples_come_back_from_the_wire(out: Any, back: Any) -> None:
         SessionError, match=r"^a sample's metadata or reward is not JSON: Object of type object is not JSON"
     ):
         out([dataclasses.replace(samples[0], metadata={"x": object()})])
+    with pytest.raises(SessionError, match=r"^a sample's metadata or reward is not JSON: 'utf-8' codec can't encode"):
+        out([dataclasses.replace(samples[0], metadata={"x": "\ud800"})])
     versions: Any = ('"tito_samples": 1', '"tito_samples": 2')
     if isinstance(data, bytes):
         versions = (rb"\"version\": 1", rb"\"version\": 2")

@@ -731,7 +731,7 @@ def test_a_long_session_is_small() -> None:
                 {"id": name},
                 f"a completion has the id {name!r}; it is text that names it, and not empty: leave it out for a ",
             )
-            for name in ("", None, 5, b"c")
+            for name in ("", None, 5, b"c", "\ud800")
         ),
         *(
             ({"id": "c", "meta": meta}, f"completion c has meta of type {kind}; map a name to what the engine said")
@@ -739,20 +739,29 @@ def test_a_long_session_is_small() -> None:
         ),
         *(
             (
-                {"id": "c", "extras": {"x": rows}},
-                f"completion c has extras 'x' of type {rows.dtype}; rows are numbers or booleans, and their name is text",
+                {"id": "c", "extras": {name: rows}},
+                f"completion c has extras {name!r} of type {rows.dtype}; their name is text, and rows are numpy's own booleans, "
+                "or numbers of 64 bits at most, which stores and samples keep: give others as float32, or as their bits, "
+                "rows.view(numpy.uint16)",
             )
-            for rows in (
-                np.array([object()]),
-                np.array(["a"]),
-                np.zeros(1, dtype=[("a", "i4")]),
-                np.zeros(1, dtype=[("a", "O")]),
-                np.zeros(1, dtype="M8[s]"),
+            for name, rows in (
+                ("x", np.array([object()])),
+                ("x", np.array(["a"])),
+                ("x", np.zeros(1, dtype=[("a", "i4")])),
+                ("x", np.zeros(1, dtype=[("a", "O")])),
+                ("x", np.zeros(1, dtype="M8[s]")),
+                ("x", np.zeros(1, dtype="m8[s]")),
+                ("x", np.zeros(1, dtype="V2")),  # how another library's bfloat16 is described
+                ("x", np.zeros(1, dtype=complex)),
+                ("x", np.zeros(1, dtype=np.longdouble)),
+                (5, np.zeros(1)),
+                ("\ud800", np.zeros(1)),
             )
         ),
         (
-            {"id": "c", "extras": {5: np.zeros(1)}},
-            "completion c has extras 5 of type float64; rows are numbers or booleans, and their name is text",
+            {"id": "c", "stop": "a\ud800"},
+            "completion c has a stop that holds the lone surrogate '\\ud800' at character 1, which is not text; decode the bytes "
+            "it came from with errors='replace'",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError
-from tito_core.prompts.messages import Message
+from tito_core.prompts.messages import Message, whole
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed, parse
 from tito_core.sessions.turn import Request
@@ -163,7 +163,8 @@ def _brought(codec: Codec, request: Request, completion: Completion) -> Message:
         )
     sent = given if isinstance(given, Message) else {**given, "role": "assistant"}
     try:
-        return codec.normalise([sent], start=request.length)[0]
+        made = codec.normalise([sent], start=request.length)[0]
+        return whole(made, request.length) if made is given else made
     except MessageError as cause:
         raise CompletionError(
             f"completion {completion.id} has a message that can't be stored: {cause}", id=completion.id

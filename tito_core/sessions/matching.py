@@ -57,6 +57,7 @@ class Matcher:
     def __init__(self, codec: Codec, match: str | Match) -> None:
         self._codec = codec
         self._match = Custom("matcher", match, _MATCHERS, 2)
+        self.name = self._match.name
 
     def found(self, turns: Sequence[Turn], sent: Sequence[Any]) -> dict[Turn | None, Message | None]:
         """The turns whose conversation begins `sent`, each with its message under the ids that the client gave its calls.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
-from tito_core.errors import SessionError, TitoError
+from tito_core.errors import SessionError, TitoError, not_text
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
@@ -20,7 +21,7 @@ from tito_core.sessions.accept import Overrun
 from tito_core.sessions.counters import Counters, counted
 from tito_core.sessions.matching import Match, Matcher, closest, difference, edited, same_tools, spelled
 from tito_core.sessions.samples import Finish, Sample, Select
-from tito_core.sessions.store import Store, packed, unpacked
+from tito_core.sessions.store import Store, check_about, packed, unpacked
 from tito_core.sessions.turn import Request, Turn, leaves
 from tito_core.tokens.append import Ids, Truncation, check_modes
 from tito_core.tokens.compare import Mismatch
@@ -53,7 +54,15 @@ class Session:
         store: Store | None,
         id: str | None,
     ) -> None:
-        self.id = id or uuid.uuid4().hex
+        if id is not None and (not isinstance(id, str) or not id or not_text(id)):
+            raise SessionError(
+                f"a session has the id {id!r:.80}; it is text that names it, and not empty: leave it out for a new one"
+            )
+        if store is not None and not all(callable(getattr(store, name, None)) for name in ("take", "put")):
+            raise SessionError(
+                f"store is {store!r:.80}, which has no take and put; pass MemoryStore(), SQLiteStore(path) or one of your own"
+            )
+        self.id = uuid.uuid4().hex if id is None else id
         self.codec = codec
         self.linear = linear
         self.rollbacks = 0
@@ -70,8 +79,13 @@ class Session:
         decision = codec.decide(chat_template_kwargs=self._kwargs)
         self._store = store
         if store is not None:
-            self._claim, records = store.take(self.id, self._about(decision))
-            self._turns = unpacked(records)
+            about = self._about(decision)
+
+            def read(before: str, records: Sequence[str]) -> tuple[Turn, ...]:
+                check_about(self.id, before, about)
+                return unpacked(records)
+
+            self._claim, self._turns = store.take(self.id, json.dumps(about, sort_keys=True), read)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -283,7 +297,7 @@ class Session:
             )
 
     def _about(self, decision: ThinkingDecision) -> dict[str, Any]:
-        """What the ids of this session's turns depend on."""
+        """What this session's turns depend on: their ids, which prompts go on from them, and what is committed."""
         codec, held = self.codec, decision.model_dump(mode="json")
         return {
             "family": codec.family.name,
@@ -291,6 +305,10 @@ class Session:
             "vocabulary": codec.encoder.sha256,
             "template": codec.template.sha256,
             "encoding": self._encoding,
+            "truncation": self._truncation,
+            "overrun": self._overrun,
+            "append_roles": sorted(self._append_roles.roles),
+            "matcher": self._matcher.name,
             "linear": self.linear,
             "thinking": held["enabled"],
             "chat_template_kwargs": held["forward_kwargs"],

@@ -167,7 +167,9 @@ def _sample(
 
 def _dumped(value: Sequence[Any] | Mapping[str, Any]) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # safetensors would, and a writer of lines
+        return text
     except (TypeError, ValueError) as cause:
         raise SessionError(f"a sample's metadata or reward is not JSON: {cause}; keep plain values in it") from cause
 
