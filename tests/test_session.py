@@ -741,8 +741,8 @@ def test_a_long_session_is_small() -> None:
             (
                 {"id": "c", "extras": {name: rows}},
                 f"completion c has extras {name!r} of type {rows.dtype}; their name is text, and rows are numpy's own booleans, "
-                "or numbers of 64 bits at most, which stores and samples keep: give others as float32, or as their bits, "
-                "rows.view(numpy.uint16)",
+                "or numbers of 64 bits at most, which stores and samples keep: give others as float32, or as their bits "
+                "(bfloat16: rows.view(numpy.uint16))",
             )
             for name, rows in (
                 ("x", np.array([object()])),

@@ -188,12 +188,13 @@ def test_a_session_that_was_begun_otherwise(store: Store) -> None:
         "the stored session s was begun with linear=false, and is opened with linear=true; its turns would not go on as they "
         "began: open it with what it was begun with, or another session under another id"
     )
-    assert error.value.where == {"keys": ["linear"]}
+    assert error.value.where == {"id": "s", "keys": ["linear"]}
     other = tito_core.load("deepseekv32", vocabulary="v4")
     with pytest.raises(SessionError, match="^the stored session s was begun with vocabulary="):
         other.session(store=store, id="s")
 
 
+CHANGED = "changed, or written by another version: put a copy in its place, or begin a session under another id"
 SURROGATE = "at character 1, which is not text; decode the bytes it came from with errors='replace'"
 
 
@@ -291,7 +292,7 @@ def test_a_record_in_the_file_that_is_none(tmp_path: Path) -> None:
             file.execute("update turns set record = substr(record, 1, 50)")
         with pytest.raises(
             SessionError,
-            match=r"^the record of turn 0 can't be read \(ValueError: its checksum is \w{8}, and \w{8} is written\); it was",
+            match=r"^the record of turn 0 of the stored session s can't be read \(ValueError: its checksum is \w{8}, and \w{8} is written\); it was",
         ):
             codec().session(store=store, id="s")
         for about in ("[1]", "{", "[" * 100_000):
@@ -356,7 +357,7 @@ def test_records_are_of_this_format() -> None:
     """A record that looks otherwise is of another format: then older files must be refused, by another `FORMAT`."""
     assert FORMAT == 1
     record = _summed(json.dumps(RECORD, ensure_ascii=False))
-    (turn,) = unpacked([record])
+    (turn,) = unpacked("s", [record])
     assert packed(turn) == record
     assert (turn.ids.tolist(), turn.sampled, turn.message.reasoning) == ([1, 2, 3], 1, "☕")
     assert turn.completion.logprobs.tolist() == [-1.0]  # type: ignore[union-attr]
@@ -393,7 +394,7 @@ def test_a_record_that_was_changed(change: Any, why: str) -> None:
     records[1] = change(records[1])
     with pytest.raises(
         SessionError,
-        match=rf"^the record of turn 1 can't be read \({why}\); it was written by another version, or changed$",
+        match=rf"^the record of turn 1 of the stored session s can't be read \({why}\); it was {CHANGED}$",
     ):
         codec().session(store=store, id="s")
 
@@ -421,8 +422,7 @@ def test_a_record_that_is_missing(tmp_path: Path, change: str, left: int, held: 
         with pytest.raises(SessionError) as error:
             codec().session(store=store, id="s")
         assert str(error.value) == (
-            f"the stored session s was left with {left} turn(s), and '{tmp_path}/turns.db' holds {held}; the file was changed: "
-            "put a copy in its place, or begin another session"
+            f"the stored session s was left with {left} turn(s), and '{tmp_path}/turns.db' holds {held}; it was {CHANGED}"
         )
 
 
@@ -466,7 +466,7 @@ def test_a_session_that_was_begun_in_another_mode(store: Store) -> None:
         'chat_template_kwargs={"thinking": false}, render_kwargs={"drop_thinking": false, "thinking": false}; its turns would '
         "not go on as they began: open it with what it was begun with, or another session under another id"
     )
-    assert error.value.where == {"keys": ["linear", "thinking", "chat_template_kwargs", "render_kwargs"]}
+    assert error.value.where == {"id": "s", "keys": ["linear", "thinking", "chat_template_kwargs", "render_kwargs"]}
     assert len(codec().session(store=store, id="s", chat_template_kwargs={"enable_thinking": True}).turns) == 1
 
 

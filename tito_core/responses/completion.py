@@ -104,7 +104,7 @@ class Completion:
                 raise CompletionError(
                     f"completion {self.id} has extras {name!r} of type {rows.dtype}; their name is text, and rows are numpy's "
                     "own booleans, or numbers of 64 bits at most, which stores and samples keep: give others as float32, or "
-                    "as their bits, rows.view(numpy.uint16)",
+                    "as their bits (bfloat16: rows.view(numpy.uint16))",
                     id=self.id,
                 )
         object.__setattr__(self, "ids", _frozen(ids.astype(np.int32)))

@@ -83,7 +83,7 @@ class Session:
 
             def read(before: str, records: Sequence[str]) -> tuple[Turn, ...]:
                 check_about(self.id, before, about)
-                return unpacked(records)
+                return unpacked(self.id, records)
 
             self._claim, self._turns = store.take(self.id, json.dumps(about, sort_keys=True), read)
 

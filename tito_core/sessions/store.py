@@ -82,6 +82,7 @@ _SCHEMA: Final = (
     f"pragma application_id = {_PROGRAM}",
     f"pragma user_version = {FORMAT}",
 )
+_CHANGED: Final = "changed, or written by another version: put a copy in its place, or begin a session under another id"
 _ELSEWHERE: Final = "name a store or a new file, in a directory that is there and may be written"
 
 
@@ -133,7 +134,8 @@ class SQLiteStore:
             if len(found) != turns:
                 raise SessionError(
                     f"the stored session {session} was left with {turns} turn(s), and {self._path!r} holds {len(found)}; "
-                    "the file was changed: put a copy in its place, or begin another session"
+                    f"it was {_CHANGED}",
+                    id=session,
                 )
             made = read(before, [record for (record,) in found])
             file.execute("insert or replace into sessions values (?, ?, ?, ?)", (session, before, claim + 1, turns))
@@ -234,7 +236,7 @@ def packed(turn: Turn) -> str:
     return f"{_checksum(text)} {text}"
 
 
-def unpacked(records: Sequence[str]) -> tuple[Turn, ...]:
+def unpacked(session: str, records: Sequence[str]) -> tuple[Turn, ...]:
     """The turns of a session's records. Raises SessionError for one that is none."""
     turns: list[Turn] = []
     for record in records:
@@ -245,8 +247,9 @@ def unpacked(records: Sequence[str]) -> tuple[Turn, ...]:
             turns.append(_turn(json.loads(text), turns))
         except Exception as cause:  # a record that was changed can be anything
             raise SessionError(
-                f"the record of turn {len(turns)} can't be read ({type(cause).__name__}: {cause}); it was written by another "
-                "version, or changed"
+                f"the record of turn {len(turns)} of the stored session {session} can't be read ({type(cause).__name__}: "
+                f"{cause}); it was {_CHANGED}",
+                id=session,
             ) from cause
     return tuple(turns)
 
@@ -342,7 +345,8 @@ def check_about(session: str, before: str, about: Mapping[str, Any]) -> None:
     except Exception as cause:  # what was changed can be anything
         raise SessionError(
             f"what the stored session {session} was begun with can't be read ({type(cause).__name__}: {cause}); it was "
-            "written by another version, or changed"
+            f"{_CHANGED}",
+            id=session,
         ) from cause
     keys = [key for key in {**about, **begun} if _said(begun, key) != _said(about, key)]
     if keys:
@@ -350,6 +354,7 @@ def check_about(session: str, before: str, about: Mapping[str, Any]) -> None:
         raise SessionError(
             f"the stored session {session} was begun with {then}, and is opened with {now}; its turns would not go on as they "
             "began: open it with what it was begun with, or another session under another id",
+            id=session,
             keys=keys,
         )
 
@@ -360,5 +365,6 @@ def _said(about: Mapping[str, Any], key: str) -> str:
 
 def _taken(session: str) -> SessionError:
     return SessionError(
-        f"the session {session} was taken over by another opening of it, so nothing is stored from here; open it again"
+        f"the session {session} was taken over by another opening of it, so nothing is stored from here; open it again",
+        id=session,
     )
