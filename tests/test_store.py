@@ -223,20 +223,6 @@ def test_what_can_t_be_stored_is_not_committed(store: Store, change: Json, why: 
     assert codec().session(store=store, id="s").turns == ()
 
 
-def test_messages_that_can_t_be_stored_are_not_committed(store: Store) -> None:
-    session = codec().session(store=store, id="s")
-    messages: Any = [
-        user("q"),
-        Message("assistant", tool_calls=(ToolCall("f", {}, id="\ud800"),)),
-        Message("tool", "R", tool_call_id="\ud800"),
-    ]
-    with pytest.raises(
-        SessionError, match="^completion c can't be kept in a store: its messages are not JSON .'utf-8' codec"
-    ):
-        session.commit(session.prepare(messages), dataclasses.replace(said(assistant("a")), id="c"))
-    assert session.turns == codec().session(store=store, id="s").turns == ()
-
-
 def test_meta_comes_back_as_it_was(store: Store) -> None:
     session = codec().session(store=store, id="s")
     meta = {"☕": [None, True, 1, 1.0, 10**400, "\0", {"x": {}}], "y": float("inf")}
@@ -250,8 +236,8 @@ def test_meta_comes_back_as_it_was(store: Store) -> None:
     [
         (assistant("a\ud800"), "content"),
         (assistant("a", tool_calls=[call("a\ud800")]), "tool call 0 id"),
-        (Message("assistant", "a\ud800"), ""),
-        (Message("assistant", tool_calls=(ToolCall("f", {"x": "a\ud800"}),)), ""),
+        (Message("assistant", "a\ud800"), "content"),
+        (Message("assistant", tool_calls=(ToolCall("f", {"x": "a\ud800"}),)), "tool call 0 arguments"),
     ],
 )
 def test_a_message_with_a_lone_surrogate_is_not_committed(message: Any, where: str) -> None:
@@ -259,9 +245,8 @@ def test_a_message_with_a_lone_surrogate_is_not_committed(message: Any, where: s
     request = session.prepare([user("q")])
     with pytest.raises(CompletionError) as error:
         session.commit(request, dataclasses.replace(said(assistant("a")), id="c", message=message))
-    place = f"message 1 (assistant) {where}".strip()
     assert str(error.value) == (
-        f"completion c has a message that can't be stored: {place} holds the lone surrogate '\\ud800' {SURROGATE}"
+        f"completion c has a message that can't be stored: message 1 (assistant) {where} holds the lone surrogate '\\ud800' {SURROGATE}"
     )
     assert session.turns == ()
 

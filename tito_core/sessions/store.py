@@ -231,8 +231,8 @@ def packed(turn: Turn) -> str:
         "logprobs": _array(np.asarray(done.logprobs)),
         "extras": {name: _array(rows) for name, rows in done.extras.items()},
     }
-    _json(done.id, "meta is", done.meta)
-    text = _json(done.id, "messages are", held)
+    _check_meta(done)
+    text = json.dumps(held, ensure_ascii=False)
     return f"{_checksum(text)} {text}"
 
 
@@ -313,17 +313,15 @@ def _read(held: tuple[str, tuple[int, ...], str]) -> npt.NDArray[Any]:
     return np.frombuffer(base64.b64decode(data), dtype=kind).reshape(shape)
 
 
-def _json(completion: str, what: str, value: Any) -> str:
+def _check_meta(done: Completion) -> None:
     try:
-        _check_keys(value)
-        text = json.dumps(value, ensure_ascii=False)
-        text.encode()
+        _check_keys(done.meta)
+        json.dumps(dict(done.meta), ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as cause:
         raise SessionError(
-            f"completion {completion} can't be kept in a store: its {what} not JSON ({cause}); keep plain values in it",
-            id=completion,
+            f"completion {done.id} can't be kept in a store: its meta is not JSON ({cause}); keep plain values in it",
+            id=done.id,
         ) from cause
-    return text
 
 
 def _check_keys(value: Any) -> None:
