@@ -112,10 +112,9 @@ def check(family: str, recipe: Recipe, deployment: Deployment) -> None:
             "arguments and environment for this one",
             rule="engine",
         )
-    if strange := next(
-        (name for name in recipe.environment if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)), None
-    ):
-        raise RecipeError(f"{said}: environment has {strange!r}, which is no variable's name", rule="environment")
+    for name in recipe.environment:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise RecipeError(f"{said}: environment has {name!r}, which is no variable's name", rule="environment")
     for rule, why in command_line(deployment.engine).why_not(recipe, deployment):
         raise RecipeError(f"{said}: {why}", rule=rule)
 
