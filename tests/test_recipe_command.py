@@ -230,7 +230,7 @@ def test_namespace() -> None:
     declared = default_registry.get_family("deepseekv4").recipes["balanced"]
     again = from_namespace(fields, environment=told["environment"])
     parsers = default_registry.get_family("deepseekv4").parsers["sglang"]
-    assert again == declared.on("cuda").model_copy(update={"source": "", "seen": "", "parsers": parsers})
+    assert again == declared.on("cuda").told().model_copy(update={"parsers": parsers})
 
 
 def test_an_argument_that_is_json() -> None:

@@ -126,7 +126,7 @@ def _recipe(recipe: Recipe) -> str:
         if one
         else "no speculation"
     )
-    plain = {"speculative", "engine", "parsers", "arguments", "environment", "platforms", "source", "seen"}
+    plain = {"speculative", "engine", "parsers", "arguments", "environment", "platforms", "made_for", "source", "seen"}
     sizes = _pairs(
         {
             name: value

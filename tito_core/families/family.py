@@ -477,7 +477,8 @@ class Recipe(Declaration):
     alone, and `moe_data_parallel` does for experts. `parsers=None` means the family's own for the engine. `memory_fraction`
     is the share of a GPU's memory for weights and cache. `arguments` are further ones of the engine, by their long names
     without dashes in front; true is a bare flag. They and `environment` are `engine`'s, and no other is served with them.
-    `source` says where the numbers come from, `seen` on what they were seen to work: empty where nobody here saw it.
+    `made_for` is the model that the numbers are for, one of the family's: None where they are for any. `source` says where
+    the numbers come from, `seen` on what they were seen to work: empty where nobody here saw it.
     """
 
     speculative: Speculative | None
@@ -494,6 +495,7 @@ class Recipe(Declaration):
     max_running_requests: int | None = Field(default=None, ge=1)
     arguments: JsonObject = {}
     environment: Annotated[dict[str, str], FROZEN] = {}
+    made_for: str | None = None
     source: str = ""
     seen: str = ""
     platforms: Annotated[dict[Platform, dict[Literal["arguments", "environment"], JsonObject]], FROZEN] = {}
@@ -512,6 +514,10 @@ class Recipe(Declaration):
         extras = self.platforms.get(platform, {})
         both = {name: {**getattr(self, name), **extras.get(name, {})} for name in ("arguments", "environment")}
         return self.model_copy(update={**both, "platforms": {}})
+
+    def told(self) -> Recipe:
+        """What an engine is told of it: without `made_for`, `source` and `seen`."""
+        return self.model_copy(update={"made_for": None, "source": "", "seen": ""})
 
 
 class Rule(Declaration):
@@ -700,6 +706,9 @@ class Family(Declaration):
         ):
             if stray := [token for token in tokens if token not in known]:
                 raise ValueError(f"{what} names {stray}, which control_tokens does not")
+        for profile, recipe in self.recipes.items():
+            if recipe.made_for is not None and recipe.made_for not in self.models:
+                raise ValueError(f"recipes[{profile!r}] is made for {recipe.made_for!r}, which models does not name")
         for issue in self.known_issues:
             if unknown := sorted(set(issue.profiles) - set(self.recipes)):
                 raise ValueError(f"the known issue {issue.name!r} names profiles {unknown}, which recipes does not")

@@ -62,7 +62,7 @@ def from_namespace(
     """The recipe that SGLang's fields say; those without the prefix are not SGLang's, and are left.
 
     `to_namespace` gives the same fields back, and `from_namespace(to_namespace(recipe), environment=recipe.environment)` the
-    same recipe, its `source` and `seen` apart. What a recipe has no field for is in `arguments`. Attention's data parallelism
+    same `told()`. What a recipe has no field for is in `arguments`. Attention's data parallelism
     is read in both of its spellings, of one rank it is none. Raises RecipeError, which names the field.
     """
     given = vars(namespace) if isinstance(namespace, Namespace) else namespace

@@ -20,7 +20,7 @@ __all__ = ["ENGINES", "Command", "Plan", "command_line", "plan"]
 ENGINES: Final = {one.engine: one for one in (SGLANG, VLLM)}
 
 CALLER: Final = "caller"
-_NOT_SERVED: Final = frozenset({"engine", "platforms", "source", "seen"})
+_NOT_SERVED: Final = frozenset({"engine", "platforms", "made_for", "source", "seen"})
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ def plan(
     address: str | None = None,
     python: str = "python",
 ) -> Plan:
-    """The commands that serve a family. `model` is a directory or a name, the family's first model without one; `address`
-    is HOST:PORT of the first node, where there are several; `python` is the interpreter that has SGLang.
+    """The commands that serve a family. `model` is a directory or a name; without one it is what
+    the recipe is made for, else the family's first. `address` is HOST:PORT of the first node, where there are several;
+    `python` is the interpreter that has SGLang.
 
     Raises FamilyError as `LoadedFamily.recipe` does, and RecipeError where a rule of the engine refuses the recipe.
     """
@@ -86,12 +87,13 @@ def plan(
         raise RecipeError(
             f"{deployment.nodes} nodes find each other at the first one's address, and that is {address!r}; give HOST:PORT"
         )
-    origins = {"model": CALLER if model else f"the first model of {loaded.name}"}
+    named = CALLER if model else origin if recipe.made_for else f"the first model of {loaded.name}"
+    origins = {"model": named}
     origins |= _origins(recipe, answer, deployment, origin)
     if recipe.parsers is None and parsers is not None:
         recipe = recipe.model_copy(update={"parsers": parsers})
         origins["parsers"] = f"parsers of {loaded.name}"
-    model = model or loaded.declaration.models[0]
+    model = model or recipe.made_for or loaded.declaration.models[0]
     launch = Launch(model, host, port, deployment.nodes, address, python)
     argv = (*line.start(launch),)
     told = (*words({**line.said(recipe), **recipe.arguments}, line.switch),)

@@ -38,7 +38,14 @@ def _on_eight(source: str, steps: int, **more: Any) -> Recipe:
     """EAGLE with top-k 1 drafts one token more than it takes steps; no steps is no speculation."""
     eagle = Speculative(algorithm="EAGLE", num_steps=steps, eagle_topk=1, num_draft_tokens=steps + 1) if steps else None
     on_amd: dict[Any, Any] = {"rocm": {"environment": {"SGLANG_USE_AITER_AG": "false"}}} if steps else {}
-    return Recipe(speculative=eagle, tensor_parallel=8, source=source, platforms=on_amd, **more)
+    return Recipe(
+        speculative=eagle,
+        tensor_parallel=8,
+        made_for="deepseek-ai/DeepSeek-V4-Pro",
+        source=source,
+        platforms=on_amd,
+        **more,
+    )
 
 
 RECIPES = {

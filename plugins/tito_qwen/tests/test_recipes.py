@@ -35,7 +35,7 @@ NUMBERS = {
     ("qwen36", "default"): (("EAGLE", 2, 1, 3), 1, 1),
     ("qwen36", "low-latency"): (("EAGLE", 3, 1, 4), 1, 1),
     ("qwen36", "plain"): (None, 1, 1),
-    ("qwen38", "default"): (None, 8, 1),
+    ("qwen38", "default"): (None, 1, 1),
 }
 
 

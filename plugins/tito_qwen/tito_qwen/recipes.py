@@ -16,6 +16,7 @@ __all__ = ["ISSUES", "RECIPES", "RULES", "draft", "mamba", "mamba_of_its_own_dra
 STRATEGY: Final = "mamba-radix-cache-strategy"
 COOKBOOK: Final = "SGLang's cookbook"
 BUNDLE: Final = f"{COOKBOOK}, SpecBundle.md"
+LARGEST: Final = " (the model is our guess: the largest)"
 
 
 def _eagle(steps: int, draft_model: str | None = None) -> Speculative:
@@ -48,16 +49,20 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
         "default": _plain("no draft model of Qwen3 itself is among the sources: SpecBundle's are of Instruct-2507"),
     },
     "qwen3instruct": {
-        "default": _plain("the low-latency ones without speculation", tensor_parallel=8),
+        "default": _plain(
+            "the low-latency ones without speculation", tensor_parallel=8, made_for="Qwen/Qwen3-235B-A22B-Instruct-2507"
+        ),
         "low-latency": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-235B-A22B-Instruct-2507-SpecForge-Meituan"),
             tensor_parallel=8,
+            made_for="Qwen/Qwen3-235B-A22B-Instruct-2507",
             source=f"{COOKBOOK}, Qwen3.md; draft model of Qwen3-235B-A22B-Instruct-2507: {BUNDLE}",
         ),
         "low-latency-30b": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-30B-A3B-Instruct-2507-SpecForge-Nex"),
             tensor_parallel=4,
             environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
+            made_for="Qwen/Qwen3-30B-A3B-Instruct-2507",
             source=f"{BUNDLE}, for Qwen3-30B-A3B-Instruct-2507",
         ),
     },
@@ -70,6 +75,7 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             memory_fraction=0.8,
             arguments={"enable-draft-weights-cpu-backup": True},
             platforms=MAMBA,
+            made_for="Qwen/Qwen3-Next-80B-A3B-Thinking",
             source="miles, run_qwen3_next_80b_a3b.py on four nodes: rollouts of Qwen3-Next-80B-A3B-Thinking; it leaves "
             "the mamba strategy to SGLang",
         ),
@@ -77,22 +83,31 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             speculative=_eagle(3),
             tensor_parallel=4,
             platforms=MAMBA,
+            made_for="Qwen/Qwen3-Next-80B-A3B-Thinking",
             source="SGLang, docs/basic_usage/qwen3.md; it writes NEXTN, which is EAGLE",
         ),
         "plain": _plain(
-            "the default without speculation; the Thinking-2507 models carry no draft layer", tensor_parallel=8
+            "the default without speculation; the Thinking-2507 models carry no draft layer",
+            tensor_parallel=8,
+            made_for="Qwen/Qwen3-Next-80B-A3B-Thinking",
         ),
     },
     "qwen3coder": {
-        "default": _plain("the low-latency ones without speculation", tensor_parallel=8),
+        "default": _plain(
+            "the low-latency ones without speculation",
+            tensor_parallel=8,
+            made_for="Qwen/Qwen3-Coder-480B-A35B-Instruct",
+        ),
         "low-latency": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-Coder-480B-A35B-Instruct-SpecForge-EigenAI"),
             tensor_parallel=8,
+            made_for="Qwen/Qwen3-Coder-480B-A35B-Instruct",
             source=f"{BUNDLE}, for Qwen3-Coder-480B-A35B-Instruct",
         ),
         "low-latency-30b": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-Coder-30B-A3B-Instruct-SpecForge"),
             tensor_parallel=4,
+            made_for="Qwen/Qwen3-Coder-30B-A3B-Instruct",
             source=f"{BUNDLE}, for Qwen3-Coder-30B-A3B-Instruct",
         ),
     },
@@ -102,6 +117,7 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             tensor_parallel=8,
             memory_fraction=0.7,
             platforms=MAMBA,
+            made_for="Qwen/Qwen3.5-35B-A3B",
             source="miles, run_qwen3_5_35b_a3b_mtp.py: rollouts of Qwen3.5-35B-A3B",
         ),
         "low-latency": Recipe(
@@ -109,7 +125,8 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             tensor_parallel=8,
             memory_fraction=0.8,
             platforms=MAMBA,
-            source=f"{COOKBOOK}, Qwen3.5.md, in bf16",
+            made_for="Qwen/Qwen3.5-397B-A17B",
+            source=f"{COOKBOOK}, Qwen3.5.md, in bf16{LARGEST}",
         ),
         "low-latency-fp8": Recipe(
             speculative=_eagle(3),
@@ -118,16 +135,19 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             memory_fraction=0.8,
             arguments={"chunked-prefill-size": 16384},
             platforms=MAMBA,
-            source=f"{COOKBOOK}, Qwen3.5.md, FP8 on H200",
+            made_for="Qwen/Qwen3.5-397B-A17B-FP8",
+            source=f"{COOKBOOK}, Qwen3.5.md, FP8 on H200{LARGEST}",
         ),
         "low-latency-fp4": Recipe(
             speculative=_eagle(3),
             tensor_parallel=8,
             memory_fraction=0.8,
             arguments={"disable-radix-cache": True},
-            source=f"{COOKBOOK}, Qwen3.5.md, FP4: without the prefix cache, so each turn prefills the whole session",
+            made_for="Qwen/Qwen3.5-397B-A17B",
+            source=f"{COOKBOOK}, Qwen3.5.md, of an FP4 checkpoint, which you must name{LARGEST}; "
+            "without the prefix cache, so each turn prefills the whole session",
         ),
-        "plain": _plain("the default without speculation", tensor_parallel=8),
+        "plain": _plain("the default without speculation", tensor_parallel=8, made_for="Qwen/Qwen3.5-35B-A3B"),
     },
     "qwen36": {
         "default": Recipe(
@@ -143,7 +163,7 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
         "plain": _plain("the default without speculation"),
     },
     "qwen38": {
-        "default": _plain("no recipe of Qwen3.8 is among the sources", tensor_parallel=8),
+        "default": _plain("no recipe of Qwen3.8 is among the sources"),
     },
 }
 """By family, then by profile."""
