@@ -5,6 +5,7 @@ python fake_child.py held WORD ...     holds such a child until it is killed its
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -37,12 +38,13 @@ def serve(port: int, words: list[str]) -> None:
             case ["say", name]:
                 print(os.environ[name], flush=True)
             case ["worker"]:
-                subprocess.Popen([sys.executable, __file__, "0", "ignore", "sleep"])
+                worker = [sys.executable, __file__, "0", "ignore", "say=HOME", "sleep"]
+                subprocess.Popen(worker, stdout=subprocess.PIPE).stdout.read(1)
             case ["sleep"]:
                 time.sleep(600)
             case ["print"]:
-                while True:
-                    print("0123456789" * 100)
+                for number in itertools.count():
+                    print(number, "0123456789" * 100)
             case ["bar"]:
                 print("loading 1%\rloading 2%", end="", flush=True)
             case ["unwell"]:
