@@ -179,7 +179,8 @@ def _version(kind: str, python: str) -> str | None:
             kind="usage",
         )
     if done.returncode:
-        raise click.BadParameter(f"{python} is no Python: {done.stderr[-200:].strip()}", param_hint="'--launcher'")
+        why = f"{python} is no Python that runs (exit code {done.returncode}): {plain(done.stderr[-200:].strip()) or 'no word'}"
+        raise click.BadParameter(why, param_hint="'--launcher'")
     return done.stdout.strip() or None
 
 

@@ -178,7 +178,9 @@ def command(
             }
             key, served = _key(api_key_env), None
             if launch.launch:
-                default_registry.load(family, model=model, revision=revision)  # what fails, fails before an engine loads
+                default_registry.load(
+                    family, model=model, revision=revision
+                )  # what fails, fails before an engine loads
                 serving = launch.serving(family, engine_kind, launch.checkpoint(model), progress)
                 served = until_told.enter_context(serving)
                 engine = served.url
