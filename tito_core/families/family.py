@@ -472,18 +472,30 @@ class Speculative(Declaration):
 class Recipe(Declaration):
     """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation.
 
-    `arguments` are further ones of the engine, by their long names without dashes in front; true is a bare flag.
+    Sizes are numbers of ranks. `expert_parallel`: those that experts are split over. `data_parallel`: replicas of the whole
+    engine. `attention_data_parallel` and `attention_context_parallel` divide the ranks of `tensor_parallel`, for attention
+    alone, and `moe_data_parallel` does for experts. `parsers=None` means the family's own for the engine. `memory_fraction`
+    is the share of a GPU's memory for weights and cache. `arguments` are further ones of the engine, by their long names
+    without dashes in front; true is a bare flag. They and `environment` are `engine`'s, and no other is served with them.
+    `source` says where the numbers come from, `seen` on what they were seen to work: empty where nobody here saw it.
     """
 
     speculative: Speculative | None
+    engine: Literal["sglang", "vllm"] = "sglang"
     tensor_parallel: int = Field(default=1, ge=1)
+    pipeline_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
     data_parallel: int = Field(default=1, ge=1)
-    pipeline_parallel: int = Field(default=1, ge=1)
+    attention_data_parallel: int = Field(default=1, ge=1)
+    attention_context_parallel: int = Field(default=1, ge=1)
+    moe_data_parallel: int = Field(default=1, ge=1)
+    parsers: Parsers | None = None
+    memory_fraction: float | None = Field(default=None, gt=0, lt=1)
     max_running_requests: int | None = Field(default=None, ge=1)
     arguments: JsonObject = {}
     environment: Annotated[dict[str, str], FROZEN] = {}
     source: str = ""
+    seen: str = ""
     platforms: Annotated[dict[Platform, dict[Literal["arguments", "environment"], JsonObject]], FROZEN] = {}
     """What holds on one platform only, over `arguments` and `environment`; a family asked for a recipe answers `on` it."""
 

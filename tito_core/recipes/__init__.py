@@ -1,1 +1,1 @@
-"""The arguments that an engine is started with, their rules, and the engine as a child process."""
+"""What an engine is started with: a recipe as its command line, one command a node; its own rules; and it as a child."""

@@ -47,10 +47,10 @@ RECIPES = {
     "balanced": _on_eight(
         f"{COOKBOOK}; requests and dispatched tokens: the largest that fit together",
         1,
-        data_parallel=8,
+        attention_data_parallel=8,
         expert_parallel=8,
         max_running_requests=128,
-        arguments={"enable-dp-attention": True, "moe-a2a-backend": "deepep"},
+        arguments={"moe-a2a-backend": "deepep"},
         environment={DISPATCH: "256"},
     ),
     "plain": _on_eight(f"{COOKBOOK}, its high-throughput", 0),
