@@ -6,12 +6,13 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from tito_core.cli.recipe import planned, recipe_options
 from tito_core.cli.text import clip, plain
 from tito_core.errors import EngineError
 
@@ -37,7 +38,11 @@ except importlib.metadata.PackageNotFoundError:
 """
 
 _OPTIONS: Final = (
-    click.option("--launch", is_flag=True, help="Start the engine with the family's recipe, and stop it at the end."),
+    click.option(
+        "--launch",
+        is_flag=True,
+        help="Start the engine with the family's recipe, and stop it at the end. Takes --tp 4, --set and the like, as `tito recipe` does.",
+    ),
     click.option("--profile", metavar="P", default="default", show_default=True, help="The recipe to start it with."),
     click.option(
         "--platform",
@@ -65,7 +70,8 @@ _OPTIONS: Final = (
 
 
 def launch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of a launch, which are the fields of `Launch`."""
+    """Adds the options that `Launch.of` reads, those of `tito recipe` among them."""
+    command = recipe_options(command, hidden=True)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -82,6 +88,13 @@ class Launch:
     port: int | None
     ready_within: float
     dry_run: bool
+    recipe: Mapping[str, Any]
+    """A caller's own values for the recipe."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Launch:
+        own = {field.name: given[field.name] for field in fields(cls) if field.name in given}
+        return cls(**own, recipe={name: value for name, value in given.items() if name not in own})
 
     @contextlib.contextmanager
     def serving(
@@ -133,10 +146,10 @@ class Launch:
         from tito_core.families.family import Deployment
         from tito_core.families.registry import default_registry
         from tito_core.recipes.child import HOST
-        from tito_core.recipes.plan import plan
 
         asked = Deployment(engine=kind, version=version, platform=self.platform, profile=self.profile)
-        return plan(default_registry.family(family), asked, model=model, host=HOST, port=port, python=self._python)
+        loaded = default_registry.family(family)
+        return planned(loaded, asked, self.recipe, model=model, host=HOST, port=port, python=self._python)
 
 
 class Served(NamedTuple):

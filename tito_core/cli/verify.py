@@ -7,8 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,8 +156,8 @@ def command(
 
     if model is not None and vocabulary is not None:
         raise click.UsageError("--model brings its own vocabulary: leave --vocabulary out.")
-    launch = Launch(**launching)
-    _together(engine, launch)
+    launch = Launch.of(launching)
+    _together(engine, launch.launch, launching)
     if launch.dry_run:
         launch.show(family, engine_kind, launch.checkpoint(model))
         return
@@ -411,7 +410,7 @@ def _known(family: str, revision: str | None, vocabulary: str | None, roles: Seq
         raise click.BadParameter(cause.args[0], param_hint=f"'--{option}'") from None
 
 
-def _together(engine: str | None, launch: Launch) -> None:
+def _together(engine: str | None, launch: bool, launching: Iterable[str]) -> None:
     """Refuses options that mean nothing beside the others given."""
     context = click.get_current_context()
     given = {
@@ -419,18 +418,18 @@ def _together(engine: str | None, launch: Launch) -> None:
         for parameter in context.command.params
         if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     }
-    if engine is not None and launch.launch:
+    if engine is not None and launch:
         raise click.UsageError("--engine is one that runs, --launch starts one: leave out one of the two.")
-    launching = [given[field.name] for field in fields(launch) if field.name in given]
-    if launching and not launch.launch:
-        raise click.UsageError(f"{launching[0]} is about an engine that is started: say --launch.")
+    started = [given[name] for name in launching if name in given]
+    if started and not launch:
+        raise click.UsageError(f"{started[0]} is about an engine that is started: say --launch.")
     live = ("engine_kind", "concurrency", "max_tokens", "truncation", "assistant_text_threshold", "api_key_env")
     alone = [given[name] for name in live if name in given]
-    if alone and engine is None and not launch.launch:
+    if alone and engine is None and not launch:
         raise click.UsageError(
             f"{alone[0]} is about a live engine: name it with --engine URL, or start it with --launch."
         )
-    if "conversations" in given and (engine is not None or launch.launch):
+    if "conversations" in given and (engine is not None or launch):
         raise click.UsageError("--conversations is about the run without an engine: leave out one of the two.")
 
 
