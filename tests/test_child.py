@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from processes import members, until
 from tito_core.errors import EngineError
 from tito_core.recipes.child import Child, free_port
 
@@ -37,24 +38,6 @@ class Started(Child):
 
     def healthy(self, within: float = SOON) -> None:
         self.ready(f"http://127.0.0.1:{self.port}/health", within)
-
-
-def members(group: int) -> list[int]:
-    """The processes of a group that are not dead; read from /proc, which nothing of what is tested does."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, leader = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(leader) == group and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
-
-
-def gone(group: int, within: float) -> bool:
-    until = time.monotonic() + within
-    while members(group) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not members(group)
 
 
 def test_it_is_ready_and_ends_with_the_with() -> None:
@@ -183,7 +166,7 @@ def test_nothing_outlives_its_holder(number: signal.Signals) -> None:
         held.wait(SOON)
         if number == signal.SIGINT:
             assert members(group) == []
-        assert gone(group, 10)
+        assert until(lambda: not members(group), 10)
 
 
 def test_a_second_interrupt_kills_at_once() -> None:

@@ -17,6 +17,7 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner, Result
 
+from processes import running, until
 from tito_core import Codec
 from tito_core.cli.main import tito
 from tito_core.families.family import Platform
@@ -70,14 +71,7 @@ def log() -> Path:
 
 
 def nothing_stays() -> bool:
-    """Whether no process has a command line that names the stand-in's checkpoint; read from /proc."""
-    lines = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(command.read_bytes().split(b"\0"))
-        except OSError:
-            continue
-    return not any(b"sglang.launch_server" in words and b"ckpt" in words for words in lines)
+    return not running("sglang.launch_server", "ckpt")
 
 
 def test_an_engine_is_started_verified_and_stopped() -> None:
@@ -151,8 +145,8 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
     def interrupt() -> None:
-        while not (found := [*Path.cwd().glob("tito-sglang-*.log")]) or not found[0].stat().st_size:
-            threading.Event().wait(0.05)
+        assert until(lambda: any(one.stat().st_size for one in Path.cwd().glob("tito-sglang-*.log")), 60)
+        assert not nothing_stays()
         os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt, daemon=True).start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from tito_core.cli.recipe import planned, recipe_options
+from tito_core.cli.recipe import planned, recipe_options, script
 from tito_core.cli.text import clip, plain
 from tito_core.errors import EngineError
 
@@ -41,7 +41,8 @@ _OPTIONS: Final = (
     click.option(
         "--launch",
         is_flag=True,
-        help="Start the engine with the family's recipe, and stop it at the end. Takes --tp 4, --set and the like, as `tito recipe` does.",
+        help="Start the engine with the family's recipe, and stop it at the end. Takes --tp 4, --set and the like, as "
+        "`tito recipe` does.",
     ),
     click.option("--profile", metavar="P", default="default", show_default=True, help="The recipe to start it with."),
     click.option(
@@ -127,10 +128,10 @@ class Launch:
                 raise
 
     def show(self, family: str, kind: str, model: str) -> None:
-        """Prints what would be started, and starts nothing."""
+        """Prints what would be started, and where each value comes from; starts nothing."""
         with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no part of the answer
             plan = self._plan(family, kind, model, self.port, None)
-        click.echo(str(plan.commands[0]))
+        click.echo(script(plan))
 
     @staticmethod
     def checkpoint(model: str | None) -> str:

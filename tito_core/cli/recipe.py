@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tito_core.families.registry import LoadedFamily
     from tito_core.recipes.plan import Plan
 
-__all__ = ["command", "planned", "recipe_options"]
+__all__ = ["command", "planned", "recipe_options", "script"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -163,7 +163,7 @@ def command(
     elif form == "json":
         emit_json(**_json(made, loaded))
     else:
-        click.echo(_script(made))
+        click.echo(script(made))
 
 
 def planned(loaded: LoadedFamily, asked: Deployment, given: Mapping[str, Any], **where: Any) -> Plan:
@@ -256,7 +256,7 @@ def _callers(loaded: LoadedFamily, engine: str, version: str | None, profile: st
     return True
 
 
-def _script(made: Plan) -> str:
+def script(made: Plan) -> str:
     """A shell script: comments that say where each value comes from, then a command a node."""
     recipe = made.recipe
     lines = [
