@@ -24,16 +24,16 @@ __all__ = ["HOST", "Child", "free_port"]
 HOST: Final = "127.0.0.1"
 _LINES: Final = 400
 _LINE: Final = 4096
-_POLL: Final = 0.1
+_POLL: Final = 0.2
 
 
 class Child:
     """A command without a shell, in a session and a process group of its own; use it in a `with`.
 
-    `environment` stands over this process's own. After the `with` nothing of the group is left: it is told to end
-    (SIGTERM), and killed after `grace` seconds, at once where an interrupt comes meanwhile. When this process is killed,
-    its guard does so: it leads the group, and sees its own input end. What left the group, for a session of its own, is
-    not reached.
+    `environment` stands over this process's own. After the `with` nothing of the group is left: the command is told to end
+    (SIGTERM), and the group is killed when it has, after `grace` seconds, or where an interrupt comes meanwhile. When this
+    process is killed, its guard does so: it leads the group, and sees its own input end. What left the group, for a
+    session of its own, is not reached.
 
     What the command prints is in `log`, which begins anew after each `most` bytes; the last lines are kept.
     """
@@ -195,4 +195,4 @@ def free_port(wanted: int | None = None) -> int:
 def _until(done: Callable[[], bool], seconds: float) -> None:
     until = time.monotonic() + seconds
     while not done() and time.monotonic() < until:
-        time.sleep(_POLL / 2)
+        time.sleep(_POLL / 4)

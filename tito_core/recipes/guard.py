@@ -3,10 +3,11 @@
 python guard.py SECONDS COMMAND ...
 
 It leads a process group, which the command joins. Tells on standard output, in a line, how the command ended: its exit
-code, negative the signal. The group is told to end (SIGTERM), given so many seconds, and killed, this one with it. Run as
-a file, by a Python without a site: it imports nothing but the standard library, and starts in 20 ms.
+code, negative the signal. The command is told to end (SIGTERM), and given so many seconds to end what it started; then the
+group is killed, this one with it. Run as a file, by a Python without a site: it imports nothing but the standard library.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,9 +17,7 @@ import threading
 
 def main(seconds: float, command: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(
-            number, lambda *_: None
-        )  # the command's own affair: a handler isn't inherited, as ignoring would be
+        signal.signal(number, lambda *_: None)  # the command's own affair; it inherits no handler, as it would SIG_IGN
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     except OSError as cause:
@@ -29,13 +28,14 @@ def main(seconds: float, command: list[str]) -> None:
 
     def tell() -> None:
         code = child.wait()
-        ended.set()  # first: where the holder is gone, nobody can be told
-        print(code, flush=True)
+        with contextlib.suppress(OSError):  # where the holder is gone, nobody can be told
+            print(code, flush=True)
+        ended.set()
 
     threading.Thread(target=tell, daemon=True).start()
     try:
         sys.stdin.buffer.read()
-        os.killpg(0, signal.SIGTERM)
+        child.terminate()
         ended.wait(seconds)
     finally:
         os.killpg(0, signal.SIGKILL)
