@@ -36,6 +36,10 @@ class Started(Child):
         command = [sys.executable, str(FAKE), str(self.port), *words]
         super().__init__("fake", command, options.pop("environment", {}), **{"grace": 20.0, **options})
 
+    def listens(self) -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", self.port)) == 0
+
     def healthy(self, within: float = SOON) -> None:
         self.ready(f"http://127.0.0.1:{self.port}/health", within)
 
@@ -86,13 +90,15 @@ def test_what_can_not_be_run_says_so() -> None:
 
 @pytest.mark.parametrize(("word", "answer"), [("unwell", "HTTP 503"), ("sleep", "ConnectError")])
 def test_what_is_never_healthy_is_given_up(word: str, answer: str) -> None:
-    with Started(word) as child, pytest.raises(EngineError) as caught:
-        child.healthy(2 if word == "unwell" else 1)
+    with Started(word) as child:
+        assert word == "sleep" or until(child.listens, SOON)
+        with pytest.raises(EngineError) as caught:
+            child.healthy(0.5)
     assert members(child.pid) == []
     assert caught.value.where == {"kind": "timeout"}
     assert str(caught.value) == (
-        f"fake was not ready within {2 if word == 'unwell' else 1} s (http://127.0.0.1:{child.port}/health: {answer}); "
-        f"see its last lines, and {child.log}, or allow it more time"
+        f"fake was not ready within 0.5 s (http://127.0.0.1:{child.port}/health: {answer}); see its last lines, and "
+        f"{child.log}, or allow it more time"
     )
 
 
