@@ -142,8 +142,8 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
             self._guard.wait()
             self._listen()
-            _until(self._empty, 5)
-            self._reader.join(1)
+            _until(self._empty, 10)
+            self._reader.join(10)
             self._status.close()
             self._file.close()
 
