@@ -51,8 +51,13 @@ FULL = family(
         ),
         "plain": Recipe(
             speculative=None,
+            engine="vllm",
+            attention_data_parallel=2,
+            parsers=Parsers(tool_call="t"),
+            memory_fraction=0.5,
             max_running_requests=8,
             arguments={"page-size": 1, "flag": True},
+            seen="two machines",
             platforms={"rocm": {"arguments": {"page-size": 64}, "environment": {"A": "2"}}, "cpu": {}},
         ),
     },
@@ -231,6 +236,11 @@ def test_a_recipe_holds_on_its_platform() -> None:
     recipe = FULL.recipes["plain"]
     rocm = Recipe(
         speculative=None,
+        engine="vllm",
+        attention_data_parallel=2,
+        parsers=Parsers(tool_call="t"),
+        memory_fraction=0.5,
+        seen="two machines",
         max_running_requests=8,
         arguments={"page-size": 64, "flag": True},
         environment={"A": "2"},

@@ -16,9 +16,10 @@ import tito_core
 from mutants import MUTANTS, in_effect
 from tito_core import AppendRoles, Codec, Deployment, Encoder, Recipe, Rule
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import CheckpointError, FamilyError, UnknownFamilyError
+from tito_core.errors import CheckpointError, FamilyError, RecipeError, UnknownFamilyError
 from tito_core.families.registry import Registry
 from tito_core.prompts.gate import check_append, check_prompt
+from tito_core.recipes.sglang import SGLANG
 from tito_core.verify import bench, run
 from tito_core.verify.bench import Bench, Broken, same_ids
 from tito_core.verify.cases import Conversation, conversations, simpler
@@ -151,6 +152,7 @@ def _gated(conversation: Conversation, narrowed: AppendRoles) -> None:
     assert place == len(made)
 
 
+@pytest.mark.slow
 def test_every_declared_pair_is_generated_and_no_other() -> None:
     found: set[tuple[str, str]] = set()
 
@@ -166,6 +168,7 @@ def test_every_declared_pair_is_generated_and_no_other() -> None:
     assert found == {*declared, ("tool", "tool")}
 
 
+@pytest.mark.slow
 def test_parallel_results_are_generated_out_of_order() -> None:
     def shuffled(conversation: Conversation) -> bool:
         return any(
@@ -177,6 +180,7 @@ def test_parallel_results_are_generated_out_of_order() -> None:
     assert find(conversations(codec().family, codec().append_roles), shuffled, settings=settings(database=None))
 
 
+@pytest.mark.slow
 def test_a_report_survives_json() -> None:
     with in_effect(MUTANT["doubled opener"]):
         report = verify()
@@ -201,6 +205,7 @@ def test_a_report_survives_json() -> None:
     assert report.template.reference == "tito_deepseek.v32_encoding:V32Encoding"
 
 
+@pytest.mark.slow
 def test_a_failure_is_small_and_shows_where_ids_differ() -> None:
     """The opener is printed twice: one user, one answer, one user show it."""
     with in_effect(MUTANT["doubled opener"]):
@@ -229,6 +234,7 @@ def test_a_failure_is_small_and_shows_where_ids_differ() -> None:
     assert {check.name for check in report.checks if not check.ok} <= {failure.check for failure in report.failures}
 
 
+@pytest.mark.slow
 def test_what_needs_calls_shrinks_to_calls() -> None:
     with in_effect(MUTANT["result reordered"]):
         report = verify(conversations=60)
@@ -241,6 +247,7 @@ def test_what_needs_calls_shrinks_to_calls() -> None:
     assert {call["function"]["arguments"] for call in assistant["tool_calls"]} == {"{}"}
 
 
+@pytest.mark.slow
 def test_shrinking_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the check is; what was found first is kept."""
     monkeypatch.setattr(run, "SHRINK_SECONDS", 0.2)
@@ -283,6 +290,22 @@ def too_wide(recipe: Recipe, deployment: Deployment) -> str | None:
     return f"size {size} is more than 8 in {deployment.profile}" if size > 8 else None
 
 
+def test_a_recipe_that_breaks_a_rule_of_its_engine() -> None:
+    whole = codec()
+    odd = Recipe(speculative=None, platforms={"rocm": {"arguments": {"moe-a2a-backend": "mori"}}}, tensor_parallel=8)
+    loaded = whole.loaded._declaring(recipes={"p": odd}, known_issues=())
+    made = Codec(loaded, whole.encoder, whole.template, whole.revision, whole.origin)
+    check = next(check for check in CHECKS if check.name == "recipe")
+    assert check.once is not None
+    with pytest.raises(RecipeError) as caught:
+        check.once(Bench(made, made.append_roles, 0))
+    assert (str(caught.value), caught.value.where) == (
+        "deepseekv32 can't be served by sglang with the profile 'p': moe-a2a-backend is mori, expert_parallel is 1 and "
+        "tensor_parallel is 8: with it SGLang splits the experts over all 8 ranks, whatever it is told; give expert_parallel 8",
+        {"rule": "dispatched"},
+    )
+
+
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
@@ -305,7 +328,7 @@ def test_a_recipe_that_breaks_a_rule_of_its_family(recipe: Recipe, why: str | No
     assert check.once is not None
     bench = Bench(made, made.append_roles, 0)
     if why is None:
-        assert check.once(bench) == 3
+        assert check.once(bench) == 3 + len(SGLANG.rules)
         return
     with pytest.raises(FamilyError) as caught:
         check.once(bench)
@@ -350,6 +373,7 @@ def test_a_session_is_the_same_from_its_seed() -> None:
     assert first.broken is None
 
 
+@pytest.mark.slow
 def test_sessions_that_saw_no_call_prove_nothing_about_results(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ScriptedEngine.reply
     monkeypatch.setattr(ScriptedEngine, "reply", lambda self, tools, decision, calling=True: whole(self, [], decision))

@@ -159,7 +159,12 @@ def command(
         asked = Deployment(engine=served, version=engine_version, platform=platform, nodes=nodes, profile=profile)
         made = planned(loaded, asked, given, model=model, host=host, port=port, address=address)
     if form == "namespace":
-        emit_json(family=family, origins=dict(made.origins), namespace=to_namespace(made.recipe))
+        emit_json(
+            family=family,
+            origins=dict(made.origins),
+            namespace=to_namespace(made.recipe),
+            environment=dict(made.recipe.environment),
+        )
     elif form == "json":
         emit_json(**_json(made, loaded))
     else:
@@ -275,7 +280,7 @@ def script(made: Plan) -> str:
 
 def _value(made: Plan, name: str) -> str:
     if name == "model":
-        return ""
+        return made.model
     head, _, rest = name.partition(".")
     found = getattr(made.recipe, head)
     if rest:

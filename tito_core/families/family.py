@@ -525,7 +525,8 @@ class Rule(Declaration):
 
 
 class Deployment(Declaration):
-    """What a recipe is asked for. `overrides` are a caller's own values for fields of the recipe."""
+    """What a recipe is asked for. `overrides` are a caller's own values for fields of the recipe, each in place of the whole
+    field. `version` is the engine's, for rules that changed between releases."""
 
     engine: str = "sglang"
     version: str | None = None

@@ -109,6 +109,7 @@ def _refused(recipe: Recipe) -> str | None:
         return f"it holds for several platforms ({', '.join(recipe.platforms)}); take it on one: recipe.on(platform)"
     if recipe.data_parallel > 1 and recipe.attention_data_parallel > 1:
         return (
-            f"data_parallel is {recipe.data_parallel} and attention_data_parallel is {recipe.attention_data_parallel}"
+            f"data_parallel is {recipe.data_parallel} and attention_data_parallel is {recipe.attention_data_parallel}, and one "
+            "field says both; give 1 for one of them"
         )
-    return SGLANG.once(recipe)
+    return SGLANG.twice(recipe, launched=False)

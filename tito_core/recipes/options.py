@@ -48,8 +48,8 @@ class Launch:
 class CommandLine:
     """An engine's. `said` spells a recipe's fields, `node` what one node of a launch adds; both give arguments by name.
 
-    `dests` are the options of no field that a parser keeps under another name than their own; `switches` those that are
-    turned off by `--no-` and their name. `notes` tells what the engine will do with a recipe without being told.
+    `switch` says of an option whether `--no-` and its name turn it off. `dests` are the options of no field that a parser
+    keeps under another name than their own. `notes` tells what the engine will do with a recipe without being told.
     """
 
     engine: str
@@ -60,12 +60,12 @@ class CommandLine:
     node: Callable[[Launch, int], dict[str, Any]]
     said: Callable[[Recipe], dict[str, Any]]
     notes: Callable[[Recipe], tuple[str, ...]]
+    switch: Callable[[str], bool]
     dests: Mapping[str, str] = field(default_factory=dict)
-    switches: frozenset[str] = frozenset()
 
     @property
     def rules(self) -> dict[str, Check]:
-        return {"once": self.once, **self.checks}
+        return {"once": lambda recipe, deployment: self.twice(recipe), **self.checks}
 
     def why_not(self, recipe: Recipe, deployment: Deployment) -> Iterator[tuple[str, str]]:
         """The rules that refuse a recipe: name and reason."""
@@ -81,12 +81,15 @@ class CommandLine:
         found += [option for option in self.options if any(one.startswith(name) for one in option.names)]
         return found[0] if found else None
 
-    def once(self, recipe: Recipe, deployment: Deployment | None = None) -> str | None:
-        """Nothing is said twice: not an argument that has a field, and not one under two names."""
+    def twice(self, recipe: Recipe, *, launched: bool = True) -> str | None:
+        """What a recipe says twice: an argument that has a field, or one under two names. `launched`: so that a launch, which
+        says the model and the machines, says nothing again."""
         names: dict[str, str] = {}
         for name, value in recipe.arguments.items():
             if (option := self.owner(name)) is not None:
                 said = _at(recipe, option.field)
+                if said is _LAUNCH and not launched:
+                    continue
                 which = f"the field {option.field}" if said is not _LAUNCH else f"the launch's {option.field}"
                 which += "" if said is _LAUNCH else f", which is {said!r}"
                 return f"arguments has {name} {value!r}, and that is {which}; say it there alone"
@@ -118,11 +121,11 @@ def spelled(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
-def words(arguments: Mapping[str, Any], switches: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Arguments as a shell's words. None is not said, true is a bare flag, false is nothing or `--no-`, a list of plain
-    values is as many words, and what is nested is JSON."""
+def words(arguments: Mapping[str, Any], switch: Callable[[str], bool]) -> Iterator[str]:
+    """Arguments as a shell's words. None is not said, true is a bare flag, false is `--no-` where there is that, a list of
+    plain values is as many words, and what is nested is JSON."""
     for name, value in arguments.items():
-        if value is None or (value is False and name not in switches):
+        if value is None or (value is False and not switch(name)):
             continue
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"

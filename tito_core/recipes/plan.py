@@ -47,6 +47,7 @@ class Plan:
 
     engine: str
     family: str
+    model: str
     recipe: Recipe
     deployment: Deployment
     commands: tuple[Command, ...]
@@ -72,7 +73,7 @@ def plan(
     python: str = "python",
 ) -> Plan:
     """The commands that serve a family. `model` is a directory or a name, the family's first model without one; `address`
-    is HOST:PORT of the first node, where there are several; `python` is the interpreter that has the engine.
+    is HOST:PORT of the first node, where there are several; `python` is the interpreter that has SGLang.
 
     Raises FamilyError as `LoadedFamily.recipe` does, and RecipeError where a rule of the engine refuses the recipe.
     """
@@ -85,19 +86,20 @@ def plan(
         raise RecipeError(
             f"{deployment.nodes} nodes find each other at the first one's address, and that is {address!r}; give HOST:PORT"
         )
-    origins = _origins(recipe, answer, deployment, origin)
+    origins = {"model": CALLER if model else f"the first model of {loaded.name}"}
+    origins |= _origins(recipe, answer, deployment, origin)
     if recipe.parsers is None and parsers is not None:
         recipe = recipe.model_copy(update={"parsers": parsers})
         origins["parsers"] = f"parsers of {loaded.name}"
-    origins["model"] = CALLER if model else f"the first model of {loaded.name}"
-    launch = Launch(model or loaded.declaration.models[0], host, port, deployment.nodes, address, python)
+    model = model or loaded.declaration.models[0]
+    launch = Launch(model, host, port, deployment.nodes, address, python)
     argv = (*line.start(launch),)
-    told = (*words({**line.said(recipe), **recipe.arguments}, line.switches),)
+    told = (*words({**line.said(recipe), **recipe.arguments}, line.switch),)
     commands = tuple(
-        Command((*argv, *words(line.node(launch, rank)), *told), dict(recipe.environment))
+        Command((*argv, *words(line.node(launch, rank), line.switch), *told), dict(recipe.environment))
         for rank in range(deployment.nodes)
     )
-    return Plan(deployment.engine, loaded.name, recipe, deployment, commands, origins, line.notes(recipe))
+    return Plan(deployment.engine, loaded.name, model, recipe, deployment, commands, origins, line.notes(recipe))
 
 
 def check(family: str, recipe: Recipe, deployment: Deployment) -> None:

@@ -83,6 +83,11 @@ LORA_LISTED: Final = {READ: ("EAGLE", "EAGLE3", "DFLASH", "DSPARK", "NGRAM")}
 """What speculates beside LoRA, by the releases that list it: the adapter is the target's alone, the draft has none."""
 PIPELINED: Final = {READ: ("EAGLE",), "0.5.14": ()}
 """What speculates beside pipeline parallelism, by release."""
+SPANNING: Final = (
+    *("deepep", "megamoe", "mooncake", "nixl", "ascend_fuseep", "flashinfer", "flashinfer_megamoe", "mori", "pplx"),
+    "deepep_v2",
+)
+"""Dispatchers of tokens to experts that take every rank (0.5.23, `overrides.py`)."""
 BACKENDS: Final = ("attention-backend", "decode-attention-backend", "prefill-attention-backend")
 
 
@@ -218,6 +223,17 @@ def experts(recipe: Recipe, deployment: Deployment) -> str | None:
     return None
 
 
+def dispatched(recipe: Recipe, deployment: Deployment) -> str | None:
+    """A dispatcher of tokens splits the experts over all ranks, whatever SGLang is told (`_a2a_ep_size`)."""
+    backend, split, ranks = recipe.arguments.get("moe-a2a-backend"), recipe.expert_parallel, recipe.tensor_parallel
+    if backend not in SPANNING or split == ranks:
+        return None
+    return (
+        f"moe-a2a-backend is {backend}, expert_parallel is {split} and tensor_parallel is {ranks}: with it SGLang splits the "
+        f"experts over all {ranks} ranks, whatever it is told; give expert_parallel {ranks}"
+    )
+
+
 def nodes(recipe: Recipe, deployment: Deployment) -> str | None:
     """Every node has as many ranks as the others (`check_server_args`)."""
     ranks, stages = recipe.tensor_parallel, recipe.pipeline_parallel
@@ -266,7 +282,7 @@ def lora(recipe: Recipe, deployment: Deployment) -> str | None:
 
 CHECKS: Final[dict[str, Check]] = {
     check.__name__: check
-    for check in (drafted, tree, pipelined, replicas, attention, experts, nodes, standalone, mixed, lora)
+    for check in (drafted, tree, pipelined, replicas, attention, experts, dispatched, nodes, standalone, mixed, lora)
 }
 
 
@@ -329,5 +345,5 @@ SGLANG: Final = CommandLine(
     said=said,
     notes=notes,
     dests=DESTS,
-    switches=SWITCHES,
+    switch=SWITCHES.__contains__,
 )

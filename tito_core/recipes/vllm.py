@@ -17,14 +17,15 @@ OPTIONS: Final = (
     Option("pipeline_parallel", "pipeline-parallel-size", "pipeline_parallel_size", ("pp",)),
     Option("expert_parallel", "enable-expert-parallel", "enable_expert_parallel", ("ep",)),
     Option("data_parallel", "data-parallel-size", "data_parallel_size", ("dp",)),
-    Option("memory_fraction", "gpu-memory-utilization", "gpu_memory_utilization"),
+    Option("memory_fraction", "gpu-memory-utilization", "gpu_memory_utilization", ("device-memory-utilization",)),
     Option("max_running_requests", "max-num-seqs", "max_num_seqs"),
     Option("parsers.reasoning", "reasoning-parser", "reasoning_parser"),
     Option("parsers.tool_call", "tool-call-parser", "tool_call_parser"),
     Option("parsers.tool_call", "enable-auto-tool-choice", "enable_auto_tool_choice"),
-    Option(
-        "speculative", "speculative-config", "speculative_config", ("spec-method", "spec-model", "spec-tokens", "sc")
-    ),
+    Option("speculative", "speculative-config", "speculative_config", ("sc",)),
+    Option("speculative", "spec-method", "spec_method"),
+    Option("speculative", "spec-model", "spec_model"),
+    Option("speculative", "spec-tokens", "spec_tokens"),
     Option("model", "model", "model"),
     Option("host", "host", "host"),
     Option("port", "port", "port"),
@@ -35,6 +36,10 @@ OPTIONS: Final = (
     Option("node", "headless", "headless"),
 )
 
+FLAGS: Final = frozenset(
+    {"headless", "grpc", "data-parallel-multi-port-external-lb", "disable-log-stats", "aggregate-engine-logging"}
+)
+"""What can only be turned on; every other option that is on or off has its `--no-`."""
 METHODS: Final = {"EAGLE": "mtp", "NEXTN": "mtp", "EAGLE3": "eagle3"}
 """What the checkpoint's own layers are called here, and a draft model of EAGLE's third kind."""
 
@@ -103,13 +108,13 @@ def said(recipe: Recipe) -> dict[str, Any]:
         "data-parallel-size": recipe.data_parallel,
     }
     found: dict[str, Any] = {name: size for name, size in sizes.items() if size > 1}
-    found["enable-expert-parallel"] = recipe.expert_parallel > 1
+    found["enable-expert-parallel"] = recipe.expert_parallel > 1 or None
     found["gpu-memory-utilization"] = recipe.memory_fraction
     found["max-num-seqs"] = recipe.max_running_requests
     if parsers is not None:
         found["reasoning-parser"] = parsers.reasoning
         found["tool-call-parser"] = parsers.tool_call
-        found["enable-auto-tool-choice"] = parsers.tool_call is not None
+        found["enable-auto-tool-choice"] = parsers.tool_call is not None or None
     if one is not None:
         config = {"method": METHODS[one.algorithm.upper()], "num_speculative_tokens": one.num_steps}
         found["speculative-config"] = {**config, **({"model": one.draft_model} if one.draft_model else {})}
@@ -121,7 +126,7 @@ def notes(recipe: Recipe) -> tuple[str, ...]:
 
 
 def start(launch: Launch) -> tuple[str, ...]:
-    return launch.python, "-m", "vllm.entrypoints.openai.api_server"
+    return "vllm", "serve", launch.model
 
 
 def node(launch: Launch, rank: int) -> dict[str, Any]:
@@ -135,9 +140,17 @@ def node(launch: Launch, rank: int) -> dict[str, Any]:
             "master-port": port,
             "headless": rank > 0,
         }
-    return {"model": launch.model, "host": launch.host, "port": launch.port, **spread}
+    return {"host": launch.host, "port": launch.port, **spread}
 
 
 VLLM: Final = CommandLine(
-    engine="vllm", version="0.32.0", options=OPTIONS, checks=CHECKS, start=start, node=node, said=said, notes=notes
+    engine="vllm",
+    version="0.32.0",
+    options=OPTIONS,
+    checks=CHECKS,
+    start=start,
+    node=node,
+    said=said,
+    notes=notes,
+    switch=lambda name: name not in FLAGS,
 )

@@ -151,6 +151,7 @@ SEGMENT = re.compile(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.data(), names, modes, st.integers(0, 2**16))
 def test_what_the_published_parser_reads(data: st.DataObject, name: Name, thinking: bool, seed: int) -> None:
@@ -244,6 +245,7 @@ def lossless(parsed: Parsed, text: str, thinking: bool) -> None:
     assert body in joined if thinking else body == parsed.content and not parsed.reasoning
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=600, derandomize=True)  # the list of refusals below is not yet closed
 @given(st.data(), names, modes, st.sampled_from(["stop", "length"]))
 def test_whatever_was_sampled(data: st.DataObject, name: Name, thinking: bool, finish: FINISH) -> None:
@@ -263,6 +265,7 @@ def test_whatever_was_sampled(data: st.DataObject, name: Name, thinking: bool, f
         assert stricter_text(text, name, thinking)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.data(), names, modes, st.integers(0, 2**16))
 def test_every_cut(data: st.DataObject, name: Name, thinking: bool, seed: int) -> None:

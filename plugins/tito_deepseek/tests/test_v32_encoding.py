@@ -114,6 +114,7 @@ def test_a_conversation_with_every_thought_is_never_refused(conversation: Conver
     assert ours == upstream_text(messages, tools, thinking=True, drop_thinking=drop_thinking)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(loose_conversations(), MODES, MODES, MODES)
 def test_messages_in_any_order_are_refused_where_the_published_encoder_refuses(

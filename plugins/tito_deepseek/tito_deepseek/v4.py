@@ -60,7 +60,12 @@ RECIPES = {
 def speculation(recipe: Recipe, deployment: Deployment) -> str | None:
     """SGLang starts V4 with EAGLE of top-k 1 or with DSPARK, else not at all."""
     one = recipe.speculative
-    if one is None or one.algorithm == "DSPARK" or (one.algorithm, one.eagle_topk) == ("EAGLE", 1):
+    if (
+        deployment.engine != "sglang"
+        or one is None
+        or one.algorithm == "DSPARK"
+        or (one.algorithm, one.eagle_topk) == ("EAGLE", 1)
+    ):
         return None
     return f"it speculates with {one.algorithm} of top-k {one.eagle_topk}, and takes EAGLE of top-k 1 or DSPARK only"
 
@@ -82,7 +87,7 @@ def dispatch(recipe: Recipe, deployment: Deployment) -> str | None:
 
 def all_gather(recipe: Recipe, deployment: Deployment) -> str | None:
     """On AMD speculation ends turns early, or not at all, with aiter's all-gather."""
-    if deployment.platform != "rocm" or recipe.speculative is None:
+    if deployment.engine != "sglang" or deployment.platform != "rocm" or recipe.speculative is None:
         return None
     if recipe.environment.get("SGLANG_USE_AITER_AG", "").lower() in ("false", "0"):
         return None

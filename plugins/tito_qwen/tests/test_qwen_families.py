@@ -123,6 +123,7 @@ def test_another_generation_is_refused_by_its_ids(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_published_templates_are_known(tmp_path: Path) -> None:
     """And the smaller models of Qwen3.5 do not think where nothing is said: what a session renders and forwards."""
     for family, name in UPSTREAM.items():

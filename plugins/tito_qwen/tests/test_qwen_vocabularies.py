@@ -81,6 +81,7 @@ def test_qwen3s_bytes_are_the_makers() -> None:
     assert (encoder("qwen3").size, len(encoder("qwen3").added_ids)) == (151669, 26)
 
 
+@pytest.mark.slow
 def test_qwen3s_ranks_make_qwen3s_file() -> None:
     """The converter, fed the ranks of a vocabulary whose tokenizer.json is known: every entry, id, merge and setting."""
     made = converter.tokenizer_json(
@@ -92,6 +93,7 @@ def test_qwen3s_ranks_make_qwen3s_file() -> None:
         assert ours.encode(text).ids == theirs.encode(text).ids
 
 
+@pytest.mark.slow
 def test_qwen35s_ranks_make_the_shipped_file() -> None:
     made = converter.tokenizer_json(ranks("qwen3_6").read_bytes())
     assert converter.packed(made) == shipped("qwen35")
@@ -120,6 +122,7 @@ def test_the_added_tokens_are_those_that_the_wrapper_names() -> None:
     assert named["QWEN3_5_PAT_STR"] == converter.QWEN35_SPLIT
 
 
+@pytest.mark.slow
 def test_qwen35s_ids_are_tiktokens() -> None:
     """Save where a whole word is one of the 201 entries that no merges lead to, which `tiktoken` looks up as a word."""
     table = converter.read(ranks("qwen3_6").read_bytes())

@@ -414,6 +414,7 @@ def codec(name: str) -> Codec:
     return tito_core.load(name)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["qwen3", "qwen3instruct", "qwennext", "qwen3coder"]), st.data(), spoken(), st.integers(0, 2**16)

@@ -160,7 +160,12 @@ def draft(recipe: Recipe, deployment: Deployment) -> str | None:
 def mamba(recipe: Recipe, deployment: Deployment) -> str | None:
     """Models with linear attention that speculate: how the prefix cache must keep their state, see `MAMBA`."""
     asked, platform = recipe.arguments, deployment.platform
-    if recipe.speculative is None or platform not in MAMBA or asked.get("disable-radix-cache"):
+    if (
+        deployment.engine != "sglang"
+        or recipe.speculative is None
+        or platform not in MAMBA
+        or asked.get("disable-radix-cache")
+    ):
         return None
     for name, value in MAMBA[platform]["arguments"].items():
         if asked.get(name) != value:
