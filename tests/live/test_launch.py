@@ -31,9 +31,12 @@ ON_THE_CPU = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(SGLANG, "qwen3", tmp_path_factory.mktemp("launch") / "qwen3")
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def model(home: Path) -> Path:
+    return make_model(SGLANG, "qwen3", home / "qwen3")
 
 
 def arguments(model: Path, *more: str) -> list[str]:

@@ -41,8 +41,8 @@ _OPTIONS: Final = (
     click.option(
         "--launch",
         is_flag=True,
-        help="Start the engine with the family's recipe, and stop it at the end. Takes --tp 4, --set and the like, as "
-        "`tito recipe` does.",
+        help="Start the engine with the family's recipe, and stop it at the end. Takes --tp 4, --set, --env and "
+        "so on, as `tito recipe` does.",
     ),
     click.option("--profile", metavar="P", default="default", show_default=True, help="The recipe to start it with."),
     click.option(
