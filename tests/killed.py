@@ -13,6 +13,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -24,20 +26,22 @@ from tito_core import Completion, Session, SQLiteStore
 TURNS = 400
 
 
-def opened(path: str) -> Session:
-    return codec().session(store=SQLiteStore(path), id="s")
+@contextmanager
+def opened(path: str) -> Iterator[Session]:
+    with SQLiteStore(path) as store:
+        yield codec().session(store=store, id="s")
 
 
 def grow(path: str, completions: list[Completion], told: int) -> None:
     """Commits turn after turn, telling each once its commit has returned."""
-    session = opened(path)
     messages = [user("q")]
-    for turn in session.turns:
-        messages += [turn.message.wire(), user("u")]
-    for completion in completions[len(session.turns) :]:
-        turn = session.commit(session.prepare(messages), completion)
-        os.write(told, f"{turn.number} {hash(turn.ids.tobytes())}\n".encode())
-        messages += [turn.message.wire(), user("u")]
+    with opened(path) as session:
+        for turn in session.turns:
+            messages += [turn.message.wire(), user("u")]
+        for completion in completions[len(session.turns) :]:
+            turn = session.commit(session.prepare(messages), completion)
+            os.write(told, f"{turn.number} {hash(turn.ids.tobytes())}\n".encode())
+            messages += [turn.message.wire(), user("u")]
 
 
 def wrong(session: Session, said_so: dict[int, int], completions: list[Completion]) -> str:
@@ -55,7 +59,8 @@ def wrong(session: Session, said_so: dict[int, int], completions: list[Completio
 def main(path: str, rounds: int) -> None:
     rng = random.Random(0)
     completions = [said(assistant(f"a{number}")) for number in range(TURNS)]
-    opened(path)
+    with opened(path):
+        pass
     said_so: dict[int, int] = {}
     counts, faults = [], []
     for _ in range(rounds):
@@ -76,9 +81,9 @@ def main(path: str, rounds: int) -> None:
         for line in heard.decode().splitlines():
             number, ids = line.split()
             said_so[int(number)] = int(ids)
-        session = opened(path)
-        counts.append(len(session.turns))
-        faults.append(wrong(session, said_so, completions))
+        with opened(path) as session:
+            counts.append(len(session.turns))
+            faults.append(wrong(session, said_so, completions))
     print(json.dumps({"turns": counts, "faults": [fault for fault in faults if fault]}))
 
 

@@ -447,7 +447,7 @@ MUTANTS = (
         "what lines share trains twice",
         "sessions",
         "tito_core.sessions.samples:once",
-        "mask[turn.start : turn.end] = 0",
+        "mask[turn.start : turn.start + before] = 0",
         "mask[turn.start : turn.start] = 0",
     ),
     Mutant(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from conversations import Conversation, contents, conversations, json_objects, json_texts, texts, tool_schemas
 from oracles import tool_classes
 from tito_core.errors import MessageError
-from tito_core.prompts.messages import MAX_DEPTH, Message, Tool, ToolCall, normalise, normalise_tools
+from tito_core.prompts.messages import MAX_DEPTH, Message, Tool, ToolCall, normalise, normalise_tools, whole
 
 Json = dict[str, Any]
 
@@ -193,6 +193,7 @@ def nested(depth: int) -> Any:
 
 def test_depth_is_bounded() -> None:
     normalise([calling("c", arguments={"a": nested(MAX_DEPTH - 1)})])
+    whole(normalise([calling("c", arguments={"a": nested(MAX_DEPTH - 1)})])[0], 0)
     said = BEHIND_CALL + "arguments nests deeper than 100 levels"
     assert refusal([calling("c", arguments={"a": nested(MAX_DEPTH)})]) == (said, CALL_PLACE)
     assert refusal([calling("c", arguments='{"a": ' + "[" * 100 + "]" * 100 + "}")]) == (said, CALL_PLACE)
@@ -272,6 +273,13 @@ ROLES = "it must be one of assistant, developer, system, tool, user"
             {"index": 1, "role": "user", "part": 0},
         ),
         (user("a\ud800"), f"(user) content {SURROGATE}", {"index": 1, "role": "user"}),
+        (result("a\ud800"), f"(tool) tool_call_id {SURROGATE}", {"index": 1, "role": "tool"}),
+        (calling("a\ud800"), f"(assistant) tool call 0 id {SURROGATE}", {"index": 1, "role": "assistant", "call": 0}),
+        (
+            calling("c", name="a\ud800"),
+            f"(assistant) tool call 0 name {SURROGATE}",
+            {"index": 1, "role": "assistant", "call": 0},
+        ),
         (
             user([{"type": "text", "text": "a\ud800"}]),
             f"(user) content part 0 {SURROGATE}",
@@ -566,6 +574,8 @@ def test_tool_schemas_by_hand(sent: Json, printed: str) -> None:
         ),
         ([tool(parameters={1: 2})], "tools[0] (f) has the key 1, a int; JSON keys are strings", {"tool": 0}),
         ([tool(description="a\ud800")], f"tools[0] (f) {SURROGATE}", {"tool": 0}),
+        ([tool(name="a\ud800")], f"tools[0] name {SURROGATE}", {"tool": 0}),
+        ([{**tool(), "type": "a\ud800"}], f"tools[0] type {SURROGATE}", {"tool": 0}),
     ],
 )
 def test_refused_tools(tools: Any, said: str, where: Json) -> None:
@@ -605,7 +615,7 @@ def test_normal_messages_and_tools_pass_as_they_are(conversation: Conversation) 
 @given(texts(empty=False))
 @settings(max_examples=20)
 def test_calls_and_tools_made_by_hand_pass_inside_messages(name: str) -> None:
-    call, known = ToolCall(name, {"a": 1}, None, "c"), Tool({"name": name})
+    call, known = ToolCall(name, {"a": 1}, None, "c"), Tool({"name": name, "description": None, "parameters": None})
     made = normalise([{"role": "system", "content": "", "tools": [known]}, {"role": "assistant", "tool_calls": [call]}])
     assert (made[0].tools, made[1].tool_calls) == ((known,), (call,))
 
@@ -620,3 +630,67 @@ def _scramble(value: Any) -> None:
         for inner in value:
             _scramble(inner)
         value.append("scrambled")
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (Message("user", None), "message 0 (user) has no content; send a string, an empty one where nothing is meant"),  # type: ignore[arg-type]
+        (
+            Message("human", "q"),
+            "message 0 has the role 'human'; it must be one of assistant, developer, system, tool, user",
+        ),
+        (Message("user", 5), "message 0 (user) has content of type int; it must be a string or a list of text parts"),  # type: ignore[arg-type]
+        (Message("user", "q", "r"), "message 0 (user) has reasoning; only an assistant reasons"),
+        (Message("user", "\ud800"), "message 0 (user) content holds"),
+        (Message("assistant", "", tool_calls=5), "message 0 (assistant) has tool_calls of type int; it must be a list"),  # type: ignore[arg-type]
+        (
+            Message("assistant", tool_calls=(ToolCall("", {}),)),
+            "message 0 (assistant) tool call 0 has the function name ''; it must be a string that is not empty",
+        ),
+        (
+            Message("assistant", tool_calls=(ToolCall("f", {"x": object()}),)),
+            "message 0 (assistant) tool call 0 arguments",
+        ),
+        (
+            Message("assistant", tool_calls=(ToolCall("f", {"x": 1}, '{"x": 2}'),)),
+            "message 0 (assistant) tool call 0 has arguments, and a text of them that says others; leave the text out",
+        ),
+        (
+            Message("assistant", tool_calls=(ToolCall("f", {}, "nothing"),)),
+            "message 0 (assistant) tool call 0 has arguments that can't be read as JSON",
+        ),
+        (Message("system", tools=(Tool({}),)), "message 0 (system) tools[0] has the name None; it must be a string"),
+    ],
+)
+def test_a_message_made_by_hand_is_checked_as_a_mapping_is(message: Message, why: str) -> None:
+    assert refusal([message])[0].startswith(why)
+
+
+def test_a_message_made_by_hand_is_copied() -> None:
+    function: Json = {"name": "f", "parameters": {"type": "object"}}
+    arguments, carried = {"x": [1]}, {"type": "json"}
+    given = [
+        Message("system", "S", tools=(Tool(function),), response_format=carried),
+        Message("assistant", None, None, [ToolCall("f", arguments, None, "c")]),  # type: ignore[arg-type]
+        Message("tool", "R", tool_call_id="c"),
+    ]
+    made = normalise(given)
+    (tool,) = normalise_tools([Tool(function)])
+    before = copy.deepcopy((made, tool))
+    arguments["x"].append(2)
+    function["parameters"]["type"] = "array"
+    carried["type"] = "text"
+    given[1].tool_calls.clear()  # type: ignore[attr-defined]
+    assert (made, tool) == before
+    assert made[1] == Message("assistant", "", "", (ToolCall("f", {"x": [1]}, None, "c"),))
+
+
+@given(conversation=conversations())
+@settings(max_examples=40)
+def test_normalising_again_changes_nothing(conversation: Conversation) -> None:
+    made = normalise(conversation.messages)
+    assert normalise(made) == made
+    tools = normalise_tools(conversation.tools)
+    assert normalise_tools(tools) == tools
+    assert [[*tool.function] for tool in normalise_tools(tools)] == [[*tool.function] for tool in tools]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shared_boundary
 import tito_core
 from chats import TOOL, Json, assistant, call, codec, result, said, step, user
 from tito_core import Completion, Sample, Session, Turn
@@ -87,20 +88,28 @@ def test_a_first_prompt_is_never_dropped() -> None:
     assert [sample.leaf for sample in session.samples(select="latest")] == [0, 2]
 
 
-def test_a_tree_that_is_not_of_retries_is_refused() -> None:
+def test_branches_are_no_retries_of_each_other() -> None:
     session = branched()
+    assert [(sample.leaf, trained(sample)) for sample in session.samples()] == [(1, ids("a", "b")), (3, ids("c", "d"))]
+    again = [user("q"), assistant("a"), user("left")]
+    step(session, again, assistant("e"))
+    assert [(sample.leaf, trained(sample)) for sample in session.samples()] == [(3, ids("a", "c", "d")), (4, ids("e"))]
+    step(session, [*again, user("v")], assistant("f"))
+    step(session, [user("q"), assistant("a"), user("right")], assistant("g"))
+    assert [sample.leaf for sample in session.samples()] == [3, 5]
+
+
+def test_retries_that_both_went_on_are_refused() -> None:
+    session = retried()
+    step(session, [user("q"), assistant("a"), user("u"), assistant("d"), user("w")], assistant("g"))
     for _ in range(2):
         with pytest.raises(SessionError) as error:
             session.samples()
         assert str(error.value) == (
-            "turns 1 and 2 continue turn 0 and answer different prompts, so neither is a retry that the other superseded; "
-            "pass select='leaves' for a sample of each, select='latest' for the newest, or a function that chooses"
+            "turns 2 and 3 answer the same prompt and both went on, so neither is a retry that the other superseded; pass "
+            "select='leaves' for a sample of each, select='latest' for the newest, or a function that chooses"
         )
-        assert error.value.where == {"turns": (1, 2)}
-    session = retried()
-    step(session, [user("q"), assistant("a"), user("u"), assistant("d"), user("w")], assistant("g"))
-    with pytest.raises(SessionError, match=r"^turns 2 and 3 continue turn 0 and both went on, so neither is a retry"):
-        session.samples()
+        assert error.value.where == {"turns": (2, 3)}
 
 
 def test_turns_after_prompts_that_only_match_are_no_retries_of_each_other() -> None:
@@ -111,8 +120,7 @@ def test_turns_after_prompts_that_only_match_are_no_retries_of_each_other() -> N
         theirs = assistant("", tool_calls=[call("a", arguments)])
         step(session, [*messages, user("u"), theirs, result("a", "R")], assistant("b"))
     assert session.turns[1].ids.tolist() != session.turns[2].ids.tolist()
-    with pytest.raises(SessionError, match="^turns 1 and 2 continue turn 0 and answer different prompts, so neither"):
-        session.samples()
+    assert [sample.leaf for sample in session.samples()] == [1, 2]
 
 
 def test_every_sampled_id_trains_once_over_all_samples() -> None:
@@ -168,6 +176,30 @@ def test_a_boundary_token_that_was_dropped_trains_nowhere() -> None:
     assert session.sampled()[0][1] == parent.end - 1
 
 
+def test_a_stop_token_that_one_branch_drops_trains_in_the_one_that_keeps_it() -> None:
+    session = shared_boundary.codec().session()
+    messages = [user("q")]
+    opener = shared_boundary.OPENERS["user"]
+    first = Completion([97, opener], [-1.0, -2.0], "stop", message=assistant("a"))
+    session.commit(session.prepare(messages), first)
+    messages.append(assistant("a"))
+    for text in ("first", "second"):
+        more = [{"role": "system", "content": text}, user("u")]
+        session.commit(session.prepare([*messages, *more]), Completion([98], [-1.0], "length", message=assistant("b")))
+    session.commit(session.prepare([*messages, user("v")]), Completion([99], [-1.0], "length", message=assistant("c")))
+    dropping, again, keeping = session.samples(select="leaves")
+    assert [trained(sample) for sample in (dropping, again, keeping)] == [[97, 98], [98], [opener, 99]]
+    assert [[turn.trains for turn in sample.turns] for sample in (dropping, again, keeping)] == [
+        [True, True],
+        [False, True],
+        [True, True],
+    ]
+    keeping, dropping, again = session.samples(select=lambda turns: [turns[3], turns[1], turns[2]])
+    assert [trained(sample) for sample in (keeping, dropping, again)] == [[97, opener, 99], [98], [98]]
+    cut = session.samples(select="leaves", max_tokens=session.turns[0].end)
+    assert [trained(sample) for sample in cut] == [[97, opener], [], []]
+
+
 def test_a_sample_ends_with_the_last_turn_that_fits_whole() -> None:
     session = codec().session()
     messages = [user("a rather long question")]
@@ -198,6 +230,18 @@ def test_a_sample_ends_with_the_last_turn_that_fits_whole() -> None:
         assert str(error.value) == (
             f"max_tokens is {wrong!r}; it must be a number of ids, 1 or more, or None for no limit"
         )
+
+
+def test_a_cut_trains_each_id_of_the_turns_that_fit_once() -> None:
+    session = branched()
+    for most in range(1, session.turns[3].end + 1):
+        samples = session.samples(max_tokens=most)
+        held = {turn.number for sample in samples for turn in sample.turns}
+        assert held == {turn.number for turn in session.turns if turn.end <= most}
+        sampled = [one for number in sorted(held) for one in session.turns[number].completion.ids]
+        assert sorted(one for sample in samples for one in trained(sample)) == sorted(sampled)
+        assert all(len(sample.tokens) <= most for sample in samples)
+        assert {sample.status for sample in samples if not sample.turns} <= {"truncated"}
 
 
 def with_rows(session: Session, messages: list[Json], reply: Json, lag: int) -> Turn:
@@ -450,11 +494,55 @@ def _trains_in_place(samples: Sequence[Sample], rewards: Any, metadata: Any) -> 
         (_changed(logprobs=lambda sample: sample.logprobs - 1), "whose logprobs are not those that it was given"),
         (_changed(logprobs=lambda sample: sample.logprobs * np.nan), "whose logprobs are not those that it was given"),
         (_changed(logprobs=lambda sample: sample.logprobs[:, None]), "whose logprobs is a ndarray that is no row of "),
+        *(
+            (_changed(**{name: make}), f"whose {name} are not those that it was given")
+            for name, make in (
+                ("spans", lambda sample: sample.spans[:-1]),
+                ("spans", lambda sample: (*sample.spans[:-1], sample.spans[-1]._replace(end=10**6))),
+                ("spans", lambda sample: None),
+                ("turns", lambda sample: sample.turns[:-1]),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], end=10**6))),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], completion="c"))),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], reward="1"))),
+                ("turns", lambda sample: (*sample.turns[:-1], dataclasses.replace(sample.turns[-1], trains=None))),
+                ("turns", lambda sample: [None] * len(sample.turns)),
+                ("turns", lambda sample: (None,) * len(sample.turns)),
+            )
+        ),
+        (
+            _changed(extras=lambda sample: {"experts": sample.extras["experts"] + 1}),
+            "whose extras 'experts' are not those that it was given",
+        ),
+        (
+            _changed(extras=lambda sample: {"experts": sample.extras["experts"].astype(float)}),
+            "whose extras 'experts' are not those that it was given",
+        ),
+        (
+            _changed(extras=lambda sample: {"mine": np.zeros(3)}),
+            "whose extras are none: its extras 'mine' are float64 of the shape (3,), and must be numbers, a row for each of ",
+        ),
+        (
+            _changed(extras=lambda sample: {"mine": [1]}),
+            "whose extras are none: its extras 'mine' are a list, and must be",
+        ),
+        (
+            _changed(extras=lambda sample: None),
+            "whose extras are none: its extras are a NoneType, and must map names to ",
+        ),
+        (
+            _changed(status=lambda sample: 5),
+            "whose status and metadata are a int and a dict; they are a text and a mapping",
+        ),
+        (_changed(metadata=lambda sample: []), "whose status and metadata are a str and a list; they are a text and"),
         (_changed(tokens=lambda sample: None), "whose tokens is a NoneType that is no row of numbers; leave it"),
     ],
 )
 def test_what_a_finish_answers_is_held_against_what_was_sampled(finish: Any, why: str) -> None:
-    session = branched()
+    session = codec().session()
+    messages = [user("q")]
+    for text in ("a", "b", "c", "d"):
+        with_rows(session, messages, assistant(text), 1)
+        messages.append(user("u"))
     with pytest.raises(SessionError) as error:
         session.samples(select="latest", finish=finish)
     assert str(error.value).startswith(f"the finish '{finish.__qualname__}' answered a sample of turn 3 {why}")
@@ -467,6 +555,37 @@ def test_a_finish_may_write_in_place_what_trains_less() -> None:
 
     (sample,) = branched().samples(select="latest", finish=first_only)
     assert (trained(sample), sample.loss_mask.dtype) == (ids("a"), np.int8)
+
+
+def test_a_finish_may_set_what_is_its_own() -> None:
+    def own(samples: Sequence[Sample], rewards: Any, metadata: Any) -> list[Sample]:
+        return [
+            dataclasses.replace(
+                one,
+                turns=tuple(dataclasses.replace(turn, reward=0.5, trains=False) for turn in one.turns),
+                extras={"advantages": np.ones(len(one.tokens), np.float32)},
+                status="mine",
+            )
+            for one in samples
+        ]
+
+    session = codec().session()
+    with_rows(session, [user("q")], assistant("a"), 1)
+    (sample,) = session.samples(finish=own)
+    assert ([*sample.extras], sample.status, sample.turns[0].reward) == (["advantages"], "mine", 0.5)
+    (kept,) = session.samples(finish=lambda samples, rewards, metadata: samples)
+    assert [*kept.extras] == ["experts", "topk"]
+
+
+def test_a_finish_may_not_write_into_extras() -> None:
+    def overwrites(samples: Sequence[Sample], rewards: Any, metadata: Any) -> Sequence[Sample]:
+        samples[0].extras["experts"][:] = 0
+        return samples
+
+    session = codec().session()
+    with_rows(session, [user("q")], assistant("a"), 1)
+    with pytest.raises(SessionError, match="overwrites' failed: ValueError: assignment destination is read-only$"):
+        session.samples(finish=overwrites)
 
 
 def test_a_session_without_turns_has_no_samples() -> None:
@@ -521,6 +640,8 @@ def test_samples_come_back_from_the_wire(out: Any, back: Any) -> None:
         SessionError, match=r"^a sample's metadata or reward is not JSON: Object of type object is not JSON"
     ):
         out([dataclasses.replace(samples[0], metadata={"x": object()})])
+    with pytest.raises(SessionError, match=r"^a sample's metadata or reward is not JSON: 'utf-8' codec can't encode"):
+        out([dataclasses.replace(samples[0], metadata={"x": "\ud800"})])
     versions: Any = ('"tito_samples": 1', '"tito_samples": 2')
     if isinstance(data, bytes):
         versions = (rb"\"version\": 1", rb"\"version\": 2")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from chats import TOOL, Json, assistant, call, codec, result, said, state, step, user
-from tito_core import Completion
+from tito_core import Completion, Message, ToolCall
 from tito_core.errors import (
     CompletionError,
     GateError,
@@ -540,6 +540,18 @@ def test_the_last_turn_edited_is_no_way_back_over_it(field: str, changed: Any, t
     assert state(session) == before
 
 
+def test_ids_of_a_client_s_own_are_no_difference_that_is_named() -> None:
+    session = codec().session(linear=True)
+    messages = [user("q")]
+    for identity in ("a", "b", "c"):
+        step(session, messages, assistant(identity, tool_calls=[call(identity)]), tools=[TOOL])
+        messages.append(result(identity, "R"))
+    messages[1:3] = [assistant("a", tool_calls=[call("theirs")]), result("theirs", "R")]
+    messages[4] = result("b", "edited")
+    with pytest.raises(SessionError, match=r"^message 4 \(tool\) .* the content 'R' is stored, 'edited' was sent"):
+        session.prepare(messages)
+
+
 def test_ids_that_somebody_holds_stand_whatever_comes_after() -> None:
     session = codec().session()
     messages = [user("q")]
@@ -612,6 +624,23 @@ def test_what_a_client_keeps_beside_a_message_is_no_matter() -> None:
         messages.append(user("u"))
     assert session.prepare(collections.deque(messages)).parent is session.turns[-1]
     assert session.prepare(tuple(messages)).ids.tolist() == session.prepare(messages).ids.tolist()
+
+
+def test_what_a_client_changes_later_changes_nothing_that_is_stored() -> None:
+    session = codec().session()
+    asked = [Message("user", "q")]
+    arguments = {"x": [1]}
+    reply = Message("assistant", "", "r", (ToolCall("f", arguments, None, "c"),))
+    done = said(assistant("", tool_calls=[call("c", '{"x": [1]}')]))
+    session.commit(session.prepare(asked, tools=[TOOL]), dataclasses.replace(done, message=reply))
+    arguments["x"].append(2)
+    asked.append(Message("user", "other"))
+    assert session.turns[0].message.tool_calls[0].arguments == {"x": [1]}
+    assert session.messages()[:-1] == (Message("user", "q"),)
+    told = [user("q"), assistant("", tool_calls=[call("c", '{"x": [1]}')]), Message("tool", "R", tool_call_id="c")]
+    assert session.prepare(told).parent is session.turns[0]
+    with pytest.raises(MessageError, match=r"^message 2 \(tool\) has no content"):
+        session.prepare([*told[:2], Message("tool", None, tool_call_id="c")])  # type: ignore[arg-type]
 
 
 def test_two_tools_of_one_name() -> None:
@@ -702,7 +731,7 @@ def test_a_long_session_is_small() -> None:
                 {"id": name},
                 f"a completion has the id {name!r}; it is text that names it, and not empty: leave it out for a ",
             )
-            for name in ("", None, 5, b"c")
+            for name in ("", None, 5, b"c", "\ud800")
         ),
         *(
             ({"id": "c", "meta": meta}, f"completion c has meta of type {kind}; map a name to what the engine said")
@@ -710,20 +739,29 @@ def test_a_long_session_is_small() -> None:
         ),
         *(
             (
-                {"id": "c", "extras": {"x": rows}},
-                f"completion c has extras 'x' of type {rows.dtype}; rows are numbers or booleans, and their name is text",
+                {"id": "c", "extras": {name: rows}},
+                f"completion c has extras {name!r} of type {rows.dtype}; their name is text, and rows are numpy's own booleans, "
+                "or numbers of 64 bits at most, which stores and samples keep: give others as float32, or as their bits "
+                "(bfloat16: rows.view(numpy.uint16))",
             )
-            for rows in (
-                np.array([object()]),
-                np.array(["a"]),
-                np.zeros(1, dtype=[("a", "i4")]),
-                np.zeros(1, dtype=[("a", "O")]),
-                np.zeros(1, dtype="M8[s]"),
+            for name, rows in (
+                ("x", np.array([object()])),
+                ("x", np.array(["a"])),
+                ("x", np.zeros(1, dtype=[("a", "i4")])),
+                ("x", np.zeros(1, dtype=[("a", "O")])),
+                ("x", np.zeros(1, dtype="M8[s]")),
+                ("x", np.zeros(1, dtype="m8[s]")),
+                ("x", np.zeros(1, dtype="V2")),  # how another library's bfloat16 is described
+                ("x", np.zeros(1, dtype=complex)),
+                ("x", np.zeros(1, dtype=np.longdouble)),
+                (5, np.zeros(1)),
+                ("\ud800", np.zeros(1)),
             )
         ),
         (
-            {"id": "c", "extras": {5: np.zeros(1)}},
-            "completion c has extras 5 of type float64; rows are numbers or booleans, and their name is text",
+            {"id": "c", "stop": "a\ud800"},
+            "completion c has a stop that holds the lone surrogate '\\ud800' at character 1, which is not text; decode the bytes "
+            "it came from with errors='replace'",
         ),
     ],
 )

@@ -16,9 +16,10 @@ from hypothesis import Phase, Verbosity, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+import shared_boundary
 from chats import TOOL, Json, assistant, call, codec, result, user
 from mutants import Mutant, in_effect
-from tito_core import Completion, Request, Session
+from tito_core import Codec, Completion, Request, Session
 from tito_core.errors import CompletionError, SessionError, TitoError, TruncatedTurnError
 from token_path import EOS, engine_ids
 from v32_upstream import upstream_text
@@ -26,9 +27,11 @@ from v32_upstream import upstream_text
 
 @dataclass
 class Stored:
-    """A turn of the model: its parent's place, its prompt's messages, the reply, and the ids of prompt and completion."""
+    """A turn of the model: its parent's place and how many of its ids are kept, its prompt's messages, the reply, and the
+    ids of prompt and completion."""
 
     parent: int | None
+    kept: int
     prompt: list[Json]
     reply: Json
     ids: list[int]
@@ -47,6 +50,7 @@ class Sent:
 
     request: Request
     parent: int | None
+    kept: int
     prompt: list[Json]
     ids: list[int]
     tip: Stored | None
@@ -65,9 +69,12 @@ class Forest(RuleBasedStateMachine):
     linear = False
     session: Session
 
+    def codec(self) -> Codec:
+        return codec()
+
     @initialize()
     def open(self) -> None:
-        self.session = codec().session(thinking=True, linear=self.linear)
+        self.session = self.codec().session(thinking=True, linear=self.linear)
         self.turns: list[Stored] = []
         self.flight: list[Sent] = []
         self.count = 0
@@ -116,7 +123,7 @@ class Forest(RuleBasedStateMachine):
         sampled = np.asarray(completion.ids).tolist()
         logprobs = np.asarray(completion.logprobs).tolist()
         self.turns.append(
-            Stored(sent.parent, sent.prompt, message, sent.ids + sampled, sampled, logprobs, reply == "cut")
+            Stored(sent.parent, sent.kept, sent.prompt, message, sent.ids + sampled, sampled, logprobs, reply == "cut")
         )
         assert turn.number == len(self.turns) - 1
 
@@ -164,15 +171,15 @@ class Forest(RuleBasedStateMachine):
         assert [turn.parent and turn.parent.number for turn in turns] == [one.parent for one in self.turns]
         for one in self.turns:
             if one.parent is not None:
-                before = self.turns[one.parent].ids
-                assert one.ids[: len(before)] == before
+                assert one.ids[: one.kept] == self.turns[one.parent].ids[: one.kept]
         parents = {one.parent for one in self.turns}
         places = [place for place in range(len(self.turns)) if place not in parents]
         assert [leaf.number for leaf in self.session.leaves] == places
 
     @invariant()
     def trains_each_sampled_id_once(self) -> None:
-        seen: set[int] = set()
+        seen: set[tuple[int, int]] = set()
+        ends: dict[int, int] = {}
         parents = {one.parent for one in self.turns}
         places = [place for place in range(len(self.turns)) if place not in parents]
         samples = self.session.samples(select="leaves")
@@ -181,17 +188,19 @@ class Forest(RuleBasedStateMachine):
             leaf = self.turns[place]
             mask, logprobs = [0] * len(leaf.ids), [0.0] * len(leaf.ids)
             at: int | None = place
+            end = len(leaf.ids)
             while at is not None:
                 one = self.turns[at]
-                end, start = len(one.ids), len(one.ids) - len(one.sampled)
-                logprobs[start:end] = one.logprobs
-                mask[start:end] = [int(at not in seen)] * (end - start)
-                seen.add(at)
-                at = one.parent
+                start = len(one.ids) - len(one.sampled)
+                logprobs[start:end] = one.logprobs[: end - start]
+                mask[start:end] = [int((at, spot) not in seen) for spot in range(start, end)]
+                seen.update((at, spot) for spot in range(start, end))
+                ends[at] = max(end, ends.get(at, 0))
+                at, end = one.parent, one.kept
             assert sample.tokens.tolist() == leaf.ids
             assert sample.loss_mask.tolist() == mask
             assert sample.logprobs.tolist() == logprobs
-        assert len(seen) == len(self.turns)
+        assert len(seen) == sum(len(one.sampled) - len(one.ids) + ends[at] for at, one in enumerate(self.turns))
 
     def _prepare(self, messages: list[Json]) -> None:
         deepest = [
@@ -209,15 +218,19 @@ class Forest(RuleBasedStateMachine):
         before = self.session.turns
         request = self.session.prepare(messages, tools=[TOOL])
         assert self.session.turns is before
-        whole, ids = text(messages), []
-        if parent is not None:
-            stood = text(self.turns[parent].conversation)
-            assert whole.startswith(stood)
-            whole, ids = whole[len(stood) :], self.turns[parent].ids
-        expected = [*ids, *engine_ids("r1", whole).tolist()]
+        expected, kept = self._joined(None if parent is None else self.turns[parent], messages)
         assert request.ids.tolist() == expected
         assert (request.parent and request.parent.number) == parent
-        self.flight.append(Sent(request, parent, messages, expected, self.turns[-1] if self.turns else None))
+        self.flight.append(Sent(request, parent, kept, messages, expected, self.turns[-1] if self.turns else None))
+
+    def _joined(self, parent: Stored | None, messages: list[Json]) -> tuple[list[int], int]:
+        """The ids of a prompt, and how many of its parent's stand at its start."""
+        whole = text(messages)
+        if parent is None:
+            return engine_ids("r1", whole).tolist(), 0
+        stood = text(parent.conversation)
+        assert whole.startswith(stood)
+        return [*parent.ids, *engine_ids("r1", whole[len(stood) :]).tolist()], len(parent.ids)
 
     def _in_line(self, parent: int | None, messages: list[Json]) -> bool:
         """Whether a linear session takes the request: it continues the last turn, or takes that one back."""
@@ -262,18 +275,52 @@ class Line(Forest):
     linear = True
 
 
+class Opening(Forest):
+    """A family whose stop token is the next message's opener: kept where it is, dropped where another comes."""
+
+    def codec(self) -> Codec:
+        return shared_boundary.codec()
+
+    def _joined(self, parent: Stored | None, messages: list[Json]) -> tuple[list[int], int]:
+        ids = shared_boundary.printed(messages)
+        if parent is None:
+            return ids, 0
+        suffix = ids[len(shared_boundary.printed(parent.conversation)) :]
+        if parent.ids[-1] not in shared_boundary.SHARED:
+            return [*parent.ids, *suffix], len(parent.ids)
+        return [*parent.ids[:-1], *suffix], len(parent.ids) - (suffix[0] != parent.ids[-1])
+
+    def _completion(self, reply: str, split: bool) -> tuple[Completion, Json]:
+        done, message = super()._completion(reply, split)
+        message = {**message, "content": reply}
+        stop = shared_boundary.OPENERS["tool" if split else "user"]
+        if self.count % 4 == 0:
+            stop = shared_boundary.END
+        ids = [*shared_boundary.printed([message])[1:], *([] if reply == "cut" else [stop])]
+        logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) - self.count / 1024
+        return replace(done, ids=ids, logprobs=logprobs, message=message), message
+
+
 RULES = settings(max_examples=25, stateful_step_count=25, deadline=None, database=None)
 TestForest = Forest.TestCase
 TestForest.settings = RULES
 TestLine = Line.TestCase
 TestLine.settings = RULES
+TestOpening = Opening.TestCase
+TestOpening.settings = RULES
 
 
 FAULTS = (
     ("the oldest of equals", "matching:closest", "turn.number\n", "-turn.number\n"),
     ("any content", "matching:_spelled", 'raw["content"] != stored.content', "False"),
     ("any role", "matching:_spelled", 'raw["role"] != "assistant"', "False"),
-    ("shared ids train twice", "samples:once", "mask[turn.start : turn.end] = 0", "pass"),
+    ("shared ids train twice", "samples:once", "mask[turn.start : turn.start + before] = 0", "pass"),
+    (
+        "an id that was dropped before never trains",
+        "samples:once",
+        "turn.start + before] = 0",
+        "turn.end] = 0 if before else 1",
+    ),
     ("one id too many trains", "samples:sampled", "turn.end - turn.sampled", "turn.end - turn.sampled - 1"),
     ("one id too few is kept", "session:Session.commit", "kept=ledger.kept", "kept=ledger.kept - (parent is not None)"),
     ("stored twice", "session:Session._admit", "if turn.completion.id == completion.id:", "if False:"),
@@ -281,6 +328,7 @@ FAULTS = (
     ("an edited reply is a way back", "linear:check", "and not edited", "and True"),
     ("another first prompt is a way back", "linear:check", "or len(made) == place", "or True"),
 )
+OF_OPENERS = {"an id that was dropped before never trains"}
 IN_LINE = {"stale is stored", "an edited reply is a way back", "another first prompt is a way back"}
 
 
@@ -288,7 +336,7 @@ IN_LINE = {"stale is stored", "an edited reply is a way back", "another first pr
 @pytest.mark.parametrize(("name", "function", "old", "new"), FAULTS, ids=[name for name, *_ in FAULTS])
 def test_the_machine_finds_a_fault(name: str, function: str, old: str, new: str) -> None:
     mutant = Mutant(name, "", f"tito_core.sessions.{function}", old, new)
-    machine = Line if name in IN_LINE else Forest
+    machine = Line if name in IN_LINE else Opening if name in OF_OPENERS else Forest
     once = settings(
         RULES, phases=[Phase.generate], derandomize=True, max_examples=1000, print_blob=False, verbosity=Verbosity.quiet
     )

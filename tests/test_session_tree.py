@@ -142,9 +142,11 @@ def test_ids_of_calls_come_before_reasoning_and_that_before_a_cut() -> None:
 
 def test_a_retry_of_a_compaction_is_one_too() -> None:
     session = codec().session()
-    first = step(session, [user("q")], assistant("the sum"))
+    first = step(session, [user("q")], assistant("the sum of all that was said so far"))
     for text in ("a", "b", "c"):
-        root = session.commit(session.prepare([user("So far: the sum")]), said(assistant(text)))
+        root = session.commit(
+            session.prepare([user("Well: the sum of all that was said so far")]), said(assistant(text))
+        )
         assert root.parent is None
         assert root.summarises is first
     again = session.commit(session.prepare([user("q")]), said(assistant("other")))
@@ -230,8 +232,8 @@ def test_a_compaction_is_a_root_linked_to_the_summary() -> None:
         step(session, messages, assistant(text))
         messages.append(user("go on"))
     messages[-1] = user("sum up")
-    summary = step(session, messages, assistant(" We did a and b.\n"))
-    compacted = [messages[0], user("So far:\nWe did a and b.\nGo on.")]
+    summary = step(session, messages, assistant(" We did a and b, and c is left to do.\n"))
+    compacted = [messages[0], user("So far:\nWe did a and b, and c is left to do.\nGo on.")]
     turn = step(session, compacted, assistant("c"))
     assert (turn.parent, turn.summarises) == (None, summary)
     assert turn.ids.tolist() == printed(compacted)
@@ -247,10 +249,32 @@ def test_a_compaction_is_a_root_linked_to_the_summary() -> None:
 
 def test_a_first_prompt_that_was_there_before_summarises_nothing() -> None:
     session = codec().session()
-    for text in ("4", "5"):
-        assert step(session, [user("4 or 5?")], assistant(text)).summarises is None
-    assert step(session, [user("4 or 5, again")], assistant("6")).summarises is session.turns[1]
-    assert step(session, [assistant("5"), user("u")], assistant("7")).summarises is None
+    four, five = ("the answer is the number four, surely", "the answer is the number five, surely")
+    for text in (four, five):
+        assert step(session, [user(f"{four} or {five}?")], assistant(text)).summarises is None
+    assert step(session, [user(f"{four} or {five}, again")], assistant("6")).summarises is session.turns[1]
+    assert step(session, [assistant(five), user("u")], assistant("7")).summarises is None
+
+
+@pytest.mark.parametrize(
+    ("said_before", "asked", "linked"),
+    [
+        ("ok", "ok, look at the book again", False),
+        ("1", "what is 11 + 31?", False),
+        ("I am sorry, I can't help you.", "It said: I am sorry, I can't help you.", False),
+        (f"{'x' * 31}\n ", f"So far: {'x' * 31}", False),
+        (f"\n{'x' * 32} ", f"So far: {'x' * 32}", True),
+        ("好" * 32, "好" * 33, True),
+        ("We did a and b, and c is left to do.", "We did a and b, and c is left.", False),
+    ],
+)
+def test_a_first_prompt_is_linked_to_no_text_that_could_stand_there_by_chance(
+    said_before: str, asked: str, linked: bool
+) -> None:
+    session = codec().session()
+    step(session, [user("q")], assistant(said_before))
+    turn = step(session, [user(asked)], assistant("a"))
+    assert turn.summarises is (session.turns[0] if linked else None)
 
 
 def trained(sample: Any) -> list[int]:
@@ -294,6 +318,68 @@ def test_an_edited_reply_is_prompt_text_and_the_sampled_one_stays() -> None:
     step(narrow, messages[:1], assistant("a"))
     with pytest.raises(GateError, match=r"^message 3 \(assistant\) can't be appended"):
         narrow.prepare(edited)
+
+
+def narrow_session() -> tuple[Session, list[Json]]:
+    """A session that appends results only, after two turns, and what its client would send next."""
+    session = codec().session(append_roles={"tool"})
+    messages: list[Json] = [{"role": "system", "content": "at 9:00"}, user("q")]
+    for identity in ("a", "b"):
+        step(session, messages, assistant(identity, tool_calls=[call(identity)]), tools=[TOOL])
+        messages.append(result(identity, f"R{identity}"))
+    return session, messages
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "turn", "what"),
+    [
+        (0, {"role": "system", "content": "at 9:01"}, 1, "the content 'at 9:00' is stored, 'at 9:01' was sent"),
+        (1, user("Q"), 1, "the content 'q' is stored, 'Q' was sent"),
+        (2, assistant("x", tool_calls=[call("their_a")]), 1, "the content 'a' is stored, 'x' was sent"),
+    ],
+)
+def test_an_edited_echo_is_refused_where_no_assistant_may_be_appended(
+    place: int, changed: Json, turn: int, what: str
+) -> None:
+    session, messages = narrow_session()
+    before = frozen(session)
+    named = [*messages]
+    for at, identity in ((2, "a"), (4, "b")):
+        theirs = f"their_{identity}"
+        named[at : at + 2] = assistant(identity, tool_calls=[call(theirs)]), result(theirs, f"R{identity}")
+    named[place] = changed
+    with pytest.raises(SessionError) as error:
+        session.prepare(named)
+    assert str(error.value) == (
+        f"message {place} ({changed['role']}) is not what turn {turn} holds there: {what}; so the request continues no turn, "
+        "and the assistant messages that it repeats would be prompt text, which this session's append roles ['tool'] leave out: "
+        "send what is stored, begin anew with a summary, or open a session that appends assistant messages"
+    )
+    assert error.value.where == {"index": place, "role": changed["role"], "turn": turn}
+    assert frozen(session) == before
+
+
+def test_what_begins_anew_is_a_root_where_no_assistant_may_be_appended() -> None:
+    session, messages = narrow_session()
+    said_last = "all is done, and this is what came of it"
+    step(session, messages, assistant(said_last))
+    shot = [user("2 + 2?"), assistant("4"), user("3 + 3?")]
+    for told in (
+        messages[:2],
+        [messages[0], user("another")],
+        [user("alone")],
+        shot,
+        [*shot[:2], user("4 + 4?")],
+        [messages[0], user(f"So far: {said_last}"), *messages[2:4]],
+        [messages[0], user("Somebody else's words"), *messages[4:6]],
+    ):
+        assert session.prepare(told).parent is None
+    step(session, shot, assistant("6"))
+    assert session.prepare([*shot[:2], user("5 + 5?")]).parent is None
+    wide = codec().session()
+    asked = [user("q")]
+    step(wide, asked, assistant("a"))
+    assert wide.prepare([user("Q"), assistant("a"), user("u")]).parent is None
 
 
 def test_a_turn_that_was_cut_refuses_to_go_on_and_can_be_sampled_again() -> None:
@@ -671,6 +757,82 @@ def test_ids_past_a_stop_are_refused_or_cut() -> None:
             session.commit(session.prepare([user("q")]), both)
     with pytest.raises(SessionError, match="^overrun is 'keep'; choose 'refuse' or 'trim'$"):
         codec().session(overrun="keep")  # type: ignore[arg-type]
+
+
+def stopped(*texts: str, stop: str, finish: Any = "stop", **more: Any) -> Completion:
+    """A completion of texts that were sampled one by one, ended by a stop string."""
+    ids = [one for text in texts for one in engine_ids("r1", text).tolist()]
+    return Completion(ids, np.linspace(-2, -1, len(ids)), finish, stop=stop, id="c", **more)
+
+
+@pytest.mark.parametrize("rule", ["refuse", "trim"])
+def test_a_stop_string_before_the_one_that_stopped_is_none(rule: Any) -> None:
+    """As an engine goes on that was told min_tokens."""
+    session = codec().session(overrun=rule)
+    request = session.prepare([user("q")])
+    done = stopped("r</think>", "a STOP b STOP c", " STOP", stop="STOP")
+    turn = session.commit(request, done)
+    assert turn.completion.ids.tolist() == np.asarray(done.ids).tolist()
+    assert (turn.message.content, turn.finish_reason) == ("a STOP b STOP c ", "stop")
+    assert trained(session.samples()[0]) == np.asarray(done.ids).tolist()
+    over = stopped("r</think>", "a STOP", " b STOP", " c", stop="STOP")
+    first, last, before = (
+        sum(len(engine_ids("r1", text)) for text in texts) - 1
+        for texts in (("r</think>", "a STOP"), ("r</think>", "a STOP", " b STOP"), ("r</think>",))
+    )
+    assert first > before
+    with pytest.raises(CompletionError) as error:
+        session.commit(request, over)
+    assert str(error.value) == (
+        f"completion c goes on after the stop string 'STOP', which ids {first} and {last} complete: which of them stopped the "
+        "engine can't be told (told min_tokens, it goes on after an early one); cut ids and logprobs after the one that did"
+    )
+    assert error.value.where == {"id": "c", "first_index": first + 1}
+    assert session.turns == (turn,)
+
+
+@pytest.mark.parametrize(
+    ("texts", "past", "stop", "content"),
+    [
+        (("a", "</answer>"), (), "</answer>", "a"),
+        (("a", "</answer>"), (" and", " more"), "</answer>", "a"),
+        (("a", "\n\n"), (), "\n", "a"),
+        (("a", "\n\n"), (" and",), "\n\n", "a"),
+        (("a ☕", "b"), (), "☕b", "a "),
+        (("STOP",), (), "STOP", ""),
+        (("a STOP", "x STOP"), (), "STOP", "a STOPx "),
+    ],
+)
+def test_what_is_read_back_ends_before_the_stop_string(
+    texts: tuple[str, ...], past: tuple[str, ...], stop: str, content: str
+) -> None:
+    done = stopped("r</think>", *texts, *past, stop=stop)
+    session = codec().session(overrun="trim" if past else "refuse")
+    turn = session.commit(session.prepare([user("q")]), done)
+    kept = stopped("r</think>", *texts, stop=stop)
+    assert turn.completion.ids.tolist() == np.asarray(kept.ids).tolist()
+    assert (turn.message.content, turn.message.reasoning) == (content, "r")
+
+
+def test_a_stop_string_that_ends_a_call_stays() -> None:
+    reply = calling("x")
+    ids = np.asarray(said(reply).ids)[:-1]
+    stop = codec().decode(ids)[-20:]
+    session = codec().session()
+    request = session.prepare([user("q")], tools=[TOOL])
+    turn = session.commit(request, Completion(ids, [-1.0] * len(ids), "stop", stop=stop))
+    assert [one.name for one in turn.message.tool_calls] == ["f"]
+
+
+def test_a_finish_reason_says_nothing_of_calls_that_were_cut() -> None:
+    whole = [*said(calling("x")).ids, 5]
+    both = Completion(whole, [-1.0] * len(whole), "tool_calls", id="both")
+    gone = stopped("r</think>a STOP", codec().decode(said(calling("x")).ids[2:-1]), stop="STOP", finish="tool_calls")
+    for done, finish, calls in ((both, "tool_calls", 1), (gone, "stop", 0)):
+        session = codec().session(overrun="trim")
+        turn = session.commit(session.prepare([user("q")], tools=[TOOL]), done)
+        assert (turn.finish_reason, len(turn.message.tool_calls)) == (finish, calls)
+        assert session.samples()[0].turns[0].finish_reason == finish
 
 
 def test_a_message_says_nothing_of_ids_that_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "TitoError",
     "TruncatedTurnError",
     "UnknownFamilyError",
+    "not_text",
 ]
 
 
@@ -101,3 +102,16 @@ class CompletionError(TitoError):
 
 class EngineError(TitoError):
     """An engine could not be reached, or did not answer as it must. `where["kind"]` is one of `engines.http.Kind`."""
+
+
+def not_text(value: str) -> str:
+    """Why a string can't be encoded: where its first lone surrogate is; empty where it is text."""
+    try:
+        if not value.isascii():
+            value.encode()
+    except UnicodeEncodeError as cause:
+        return (
+            f"holds the lone surrogate {value[cause.start]!r} at character {cause.start}, which is not text; decode the bytes "
+            "it came from with errors='replace'"
+        )
+    return ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from tito_core.errors import MessageError
+from tito_core.errors import MessageError, not_text
 
-__all__ = ["Message", "Tool", "ToolCall", "normalise", "normalise_tools"]
+__all__ = ["Message", "Tool", "ToolCall", "normalise", "normalise_tools", "whole"]
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 MAX_DEPTH: Final = 100
@@ -85,6 +85,9 @@ class Message:
         return {"role": self.role, "content": content, **{key: value for key, value in parts.items() if value}}
 
 
+_FIELDS: Final = ("role", "content", "tool_calls", "tool_call_id", "tools", "response_format")
+
+
 def normalise(
     messages: Sequence[Mapping[str, Any] | Message],
     *,
@@ -99,14 +102,12 @@ def normalise(
     the last assistant message of all may stand unanswered.
 
     Arguments of a call are a JSON object, as a mapping or as text; whatever else stands there raises, empty text too.
-    Of a key that the text repeats the last value counts, as in every JSON parser. Raises MessageError.
+    Of a key that the text repeats the last value counts, as in every JSON parser. A `Message` is checked and copied as a
+    mapping is. Raises MessageError.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise MessageError(f"messages is a {type(messages).__name__}, not a list of messages; pass a list")
-    made = [
-        message if isinstance(message, Message) else _message(message, start + offset, text_joiner)
-        for offset, message in enumerate(messages)
-    ]
+    made = [_message(message, start + offset, text_joiner) for offset, message in enumerate(messages)]
     return _results_in_call_order(made, after, start)
 
 
@@ -115,7 +116,15 @@ def normalise_tools(tools: Sequence[Mapping[str, Any] | Tool] | None) -> tuple[T
     return _tools(tools, "tools")
 
 
+def whole(message: Message, index: int) -> Message:
+    """A message that may have been made elsewhere. Raises MessageError where it holds what is not JSON, or not text."""
+    _json(asdict(message), f"message {index} ({message.role})", -3, index=index, role=message.role)
+    return message
+
+
 def _message(message: Any, index: int, joiner: str) -> Message:
+    if isinstance(message, Message):
+        message = {"reasoning_content": message.reasoning, **{key: getattr(message, key) for key in _FIELDS}}
     if not isinstance(message, Mapping):
         raise MessageError(
             f"message {index} is a {type(message).__name__}, not a mapping; pass message.model_dump() or a dict",
@@ -161,6 +170,8 @@ def _message(message: Any, index: int, joiner: str) -> Message:
             index=index,
             role=role,
         )
+    if call_id is not None:
+        call_id = _text(call_id, f"{where} tool_call_id", index=index, role=role)
     content = _content(message.get("content"), where, index, role, joiner)
     return Message(role, content, reasoning, calls, call_id, tools, response_format)
 
@@ -226,8 +237,7 @@ def _tool_calls(calls: Any, where: str, index: int, role: str) -> tuple[ToolCall
         at = f"{where} tool call {number}"
         place: dict[str, Any] = {"index": index, "role": role, "call": number}
         if isinstance(call, ToolCall):
-            made.append(call)
-            continue
+            call = _wired(call, at, place)
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise MessageError(f"{at} has no function; send {{'function': {{'name', 'arguments'}}}}", **place)
@@ -236,6 +246,8 @@ def _tool_calls(calls: Any, where: str, index: int, role: str) -> tuple[ToolCall
             raise MessageError(f"{at} has the function name {name!r}; it must be a string that is not empty", **place)
         if identity is not None and not isinstance(identity, str):
             raise MessageError(f"{at} has the id {identity!r}; it must be a string", **place)
+        if identity is not None:
+            identity = _text(identity, f"{at} id", **place)
         arguments, text = _arguments(function.get("arguments"), at, place)
         made.append(ToolCall(_text(name, f"{at} name", **place), arguments, text, identity))
     if len(ids := [call.id for call in made if call.id is not None]) != len(set(ids)):
@@ -247,6 +259,14 @@ def _tool_calls(calls: Any, where: str, index: int, role: str) -> tuple[ToolCall
             id=twice[0],
         )
     return tuple(made)
+
+
+def _wired(call: ToolCall, at: str, place: dict[str, Any]) -> dict[str, Any]:
+    """A call as a client sends it: by the text of its arguments, where it has one."""
+    sent = call.arguments if call.text is None else call.text
+    if call.text is not None and _arguments(sent, at, place)[0] != call.arguments:
+        raise MessageError(f"{at} has arguments, and a text of them that says others; leave the text out", **place)
+    return {"id": call.id, "function": {"name": call.name, "arguments": sent}}
 
 
 def _arguments(arguments: Any, at: str, place: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -277,7 +297,7 @@ def _tools(tools: Any, where: str, **place: Any) -> tuple[Tool, ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
         raise MessageError(f"{where} is a {type(tools).__name__}, not a list of tools", **place)
     return tuple(
-        tool if isinstance(tool, Tool) else _tool(tool, f"{where}[{number}]", {**place, "tool": number})
+        _tool(tool.dump() if isinstance(tool, Tool) else tool, f"{where}[{number}]", {**place, "tool": number})
         for number, tool in enumerate(tools)
     )
 
@@ -296,6 +316,7 @@ def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str):
         raise MessageError(f"{at} has the name {name!r}; it must be a string", **place)
+    name = _text(name, f"{at} name", **place)
     if description is not None and not isinstance(description, str):
         raise MessageError(
             f"{at} ({name}) has a description of type {type(description).__name__}; it must be a string", **place
@@ -315,7 +336,7 @@ def _tool(tool: Any, at: str, place: dict[str, Any]) -> Tool:
             del known[key]
     order = [key for key in function if key in known]
     ordered = {key: known[key] for key in [*order, *(key for key in known if key not in order)]}
-    return Tool(_json(ordered, f"{at} ({name})", **place), kind, outer)
+    return Tool(_json(ordered, f"{at} ({name})", **place), _text(kind, f"{at} type", **place), outer)
 
 
 def _results_in_call_order(messages: list[Message], after: Message | None, start: int) -> tuple[Message, ...]:
@@ -397,15 +418,8 @@ def _matched(asked: tuple[ToolCall, ...], results: list[Message], asker: int, fi
 def _text(value: str, where: str, **place: Any) -> str:
     if type(value) is not str:  # an enum's member would print its own name
         value = str.__str__(value)
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as cause:
-            raise MessageError(
-                f"{where} holds the lone surrogate {value[cause.start]!r} at character {cause.start}, which is not "
-                "text; decode the bytes it came from with errors='replace'",
-                **place,
-            ) from None
+    if why := not_text(value):
+        raise MessageError(f"{where} {why}", **place)
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import CompletionError
+from tito_core.errors import CompletionError, not_text
 from tito_core.prompts.messages import Message
 from tito_core.tokens.append import FinishReason, Ids
 
@@ -19,6 +19,8 @@ __all__ = ["Completion"]
 
 ROUNDING: Final = 1e-3
 """How far above 0 an engine may have rounded a log-prob."""
+_NUMBERS: Final = frozenset(np.dtype(code).type for code in "?bhilqBHILQefd")
+"""Not by kind: a float8 of another library has the kind of a float, and a name that numpy can't read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +46,7 @@ class Completion:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id:
+        if not isinstance(self.id, str) or not self.id or not_text(self.id):
             raise CompletionError(
                 f"a completion has the id {self.id!r:.80}; it is text that names it, and not empty: leave it out for a new one"
             )
@@ -80,6 +82,8 @@ class Completion:
                 "token ended the turn",
                 id=self.id,
             )
+        if self.stop and (why := not_text(self.stop)):
+            raise CompletionError(f"completion {self.id} has a stop that {why}", id=self.id)
         if self.message is not None and not isinstance(self.message, (Mapping, Message)):
             raise CompletionError(
                 f"completion {self.id} has a message of type {type(self.message).__name__}; pass message.model_dump() or a "
@@ -96,10 +100,11 @@ class Completion:
                 id=self.id,
             )
         for name, rows in self.extras.items():
-            if not isinstance(name, str) or rows.dtype.hasobject or rows.dtype.kind not in "biuf":
+            if not isinstance(name, str) or not_text(name) or rows.dtype.type not in _NUMBERS:
                 raise CompletionError(
-                    f"completion {self.id} has extras {name!r} of type {rows.dtype}; rows are numbers or booleans, and their "
-                    "name is text",
+                    f"completion {self.id} has extras {name!r} of type {rows.dtype}; their name is text, and rows are numpy's "
+                    "own booleans, or numbers of 64 bits at most, which stores and samples keep: give others as float32, or "
+                    "as their bits (bfloat16: rows.view(numpy.uint16))",
                     id=self.id,
                 )
         object.__setattr__(self, "ids", _frozen(ids.astype(np.int32)))
@@ -108,9 +113,8 @@ class Completion:
     def cut(self, end: int) -> Completion:
         """Its first `end` ids, as ended by a stop."""
         less = len(self.ids) - end
-        finish: FinishReason = "stop" if self.finish_reason == "length" else self.finish_reason
         extras = {name: rows[: len(rows) - less] for name, rows in self.extras.items()}
-        return replace(self, ids=self.ids[:end], logprobs=self.logprobs[:end], finish_reason=finish, extras=extras)
+        return replace(self, ids=self.ids[:end], logprobs=self.logprobs[:end], finish_reason="stop", extras=extras)
 
     def stored(self, ids: Ids, extras: Mapping[str, npt.NDArray[Any]]) -> Completion:
         """It as a turn keeps it: `ids` are the same in the turn's own array, and what the turn has already is left out."""

@@ -102,7 +102,8 @@ class ResponseParser(Protocol):
 def parse(codec: Codec, completion: Completion, decision: ThinkingDecision, tools: Sequence[Tool] = ()) -> Parsed:
     """The message that a completion is, to a prompt of this decision and these tools. It reads the ids alone.
 
-    A call that has no id in the format gets one from the completion's id and its number. A character that was cut at
+    A stop string that ended it is no part of the message, as engines have it, save one that ends a call. A call that has no
+    id in the format gets one from the completion's id and its number. A character that was cut at
     the end is left out and said so; other bytes that are no text are U+FFFD, and the state is not ok.
 
     Raises CompletionError where the family declares no parser, FamilyError where its parser fails, EncodingError for
@@ -118,20 +119,25 @@ def parse(codec: Codec, completion: Completion, decision: ThinkingDecision, tool
     ids = np.asarray(completion.ids)
     stop = next((token for token in family.boundary.stop if codec.encoder.token_id(token) == int(ids[-1])), None)
     cut = 0 if stop or completion.finish_reason in ENDED else _pending(codec.encoder, ids)
-    sampled = Sampled(
-        tuple(_pieces(codec.encoder, ids[: len(ids) - bool(stop)], cut)),
-        _opened(codec, decision),
-        stop,
-        completion.finish_reason,
-        tuple(tools),
-        _controls(codec.encoder),
-    )
-    with blaming(f"the response parser {reference} of {family.name} failed on completion {completion.id}", FamilyError):
-        parsed = load_reference(reference)(sampled)
-        if not isinstance(parsed, Parsed):
-            raise TypeError(f"it answered a {type(parsed).__name__}; it must answer a Parsed")
-        if parsed.state != "ok" and (parsed.tool_calls or not parsed.why):
-            raise ValueError(f"what is {parsed.state} has no tool calls, and says why")
+    opened, controls = _opened(codec, decision), _controls(codec.encoder)
+
+    def read(less: int) -> tuple[Sampled, Parsed]:
+        pieces = tuple(_pieces(codec.encoder, ids[: len(ids) - bool(stop)], less))
+        sampled = Sampled(pieces, opened, stop, completion.finish_reason, tuple(tools), controls)
+        with blaming(
+            f"the response parser {reference} of {family.name} failed on completion {completion.id}", FamilyError
+        ):
+            parsed = load_reference(reference)(sampled)
+            if not isinstance(parsed, Parsed):
+                raise TypeError(f"it answered a {type(parsed).__name__}; it must answer a Parsed")
+            if parsed.state != "ok" and (parsed.tool_calls or not parsed.why):
+                raise ValueError(f"what is {parsed.state} has no tool calls, and says why")
+        return sampled, parsed
+
+    past, size = _stopped(codec.encoder, ids, completion.stop)
+    sampled, parsed = read(cut or past)
+    if size and not parsed.tool_calls:
+        sampled, parsed = read(past + size)
     if parsed.state == "ok" and (cut or any(piece.kind == "bytes" for piece in sampled.pieces)):
         parsed = Parsed(sampled.text, state="incomplete" if cut else "malformed", why="it holds bytes that are no text")
     calls = tuple(
@@ -189,6 +195,16 @@ def _pending(encoder: Encoder, ids: Ids) -> int:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(encoder.decode_bytes(ids[-4:]))
     return len(decoder.getstate()[0])
+
+
+def _stopped(encoder: Encoder, ids: Ids, stop: str | None) -> tuple[int, int]:
+    """How many bytes at the end of ids stand past the stop string that the last id completes in a text, and how many it has;
+    0 without one."""
+    edges = np.flatnonzero(np.isin(ids, list(encoder.added_ids)))
+    text, held = encoder.decode_bytes(ids[edges[-1] + 1 if len(edges) else 0 :]), (stop or "").encode()
+    before = len(text) - len(encoder.token_bytes(int(ids[-1])))
+    place = text.find(held, max(0, before - len(held) + 1)) if held else -1
+    return (len(text) - place - len(held), len(held)) if place >= 0 else (0, 0)
 
 
 def _opened(codec: Codec, decision: ThinkingDecision) -> bool:

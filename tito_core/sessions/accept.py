@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.errors import CompletionError, EncodingError, MessageError, SessionError
-from tito_core.prompts.messages import Message
+from tito_core.prompts.messages import Message, whole
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed, parse
 from tito_core.sessions.turn import Request
@@ -17,16 +17,21 @@ from tito_core.tokens.append import Ids
 from tito_core.tokens.codec import Codec
 from tito_core.tokens.compare import shared_length
 
-__all__ = ["Overrun", "accepted", "answer", "own_extras"]
+__all__ = ["Overrun", "accepted", "own_extras"]
 
 Overrun = Literal["refuse", "trim"]
 """What becomes of ids past the stop, as speculation returns them: the completion is refused, or cut there."""
 
 
-def accepted(codec: Codec, request: Request, completion: Completion, overrun: Overrun) -> Completion:
-    """The completion, cut where the rule says so, and then without its message: that may say what was cut off. Raises
-    CompletionError for one that can't be stored, SessionError for a request whose ids are not its parent's and then its
-    own."""
+def accepted(
+    codec: Codec, request: Request, completion: Completion, overrun: Overrun
+) -> tuple[Completion, Message, Parsed | None]:
+    """The completion, the assistant message that it is, and what that was read back as where it brought none. Where the
+    rule says so it is cut, and then its message and finish reason are what its ids say: others may say what was cut off.
+
+    Raises CompletionError for one that can't be stored, SessionError for a request whose ids are not its parent's and then
+    its own, FamilyError where the family's parser fails.
+    """
     if completion.finish_reason == "abort":
         raise CompletionError(
             f"completion {completion.id} was aborted by the engine; sample it again, it is never stored",
@@ -41,7 +46,7 @@ def accepted(codec: Codec, request: Request, completion: Completion, overrun: Ov
     _check_rows(request, completion)
     end = _end(codec, completion, text, overrun)
     if end == len(completion.ids):
-        return completion
+        return completion, *_answer(codec, request, completion)
     if completion.message is not None and codec.family.response_parser is None:
         raise CompletionError(
             f"completion {completion.id} is cut after {end} of its {len(completion.ids)} ids, and its message may say what "
@@ -50,14 +55,12 @@ def accepted(codec: Codec, request: Request, completion: Completion, overrun: Ov
             id=completion.id,
             first_index=end,
         )
-    return replace(completion.cut(end), message=None)
+    cut = replace(completion.cut(end), message=None)
+    message, parsed = _answer(codec, request, cut)
+    return replace(cut, finish_reason="tool_calls" if message.tool_calls else "stop"), message, parsed
 
 
-def answer(codec: Codec, request: Request, completion: Completion) -> tuple[Message, Parsed | None]:
-    """The assistant message that a completion is, and what it was read back as where it brings none.
-
-    Raises CompletionError, or FamilyError where the family's parser fails.
-    """
+def _answer(codec: Codec, request: Request, completion: Completion) -> tuple[Message, Parsed | None]:
     parsed = None
     if completion.message is None:
         parsed = parse(codec, completion, request.decision, request.tools)
@@ -79,21 +82,26 @@ def own_extras(request: Request, completion: Completion) -> dict[str, npt.NDArra
 
 
 def _end(codec: Codec, completion: Completion, text: bytes, overrun: Overrun) -> int:
-    """How many ids belong to the completion: those up to the first stop token, or to its stop string's end."""
+    """How many ids belong to the completion: those up to the first stop token, or to the end of its stop string.
+
+    One that the last id completes is the stop, wherever else it occurs: an engine that was told to sample so many tokens
+    goes on after an earlier one. Of several before the last id none is known to be, so that is refused by both rules.
+    """
     ids, stop = np.asarray(completion.ids), completion.stop
     encoder = codec.encoder
     stops = np.array([encoder.token_id(token) for token in codec.family.boundary.stop], dtype=np.int32)
     end = len(ids)
+    early = end
     if stop:
-        place = text.find(stop.encode())
-        if place < 0:
+        places = text.find(stop.encode()), text.rfind(stop.encode())
+        if places[0] < 0:
             raise CompletionError(
                 f"completion {completion.id} is said to end with the stop string {stop!r}, which its text (it ends "
                 f"{encoder.decode(ids)[-20:]!r}) does not hold; pass stop=None where a token ended it",
                 id=completion.id,
             )
         sizes = np.cumsum([len(encoder.token_bytes(int(one))) for one in ids])
-        end = int(np.searchsorted(sizes, place + len(stop.encode()))) + 1
+        early, end = (int(np.searchsorted(sizes, place + len(stop.encode()))) + 1 for place in places)
     inside = np.flatnonzero(np.isin(ids[: end - 1], stops))
     if len(inside) and (overrun == "refuse" or stop):
         raise CompletionError(
@@ -101,6 +109,14 @@ def _end(codec: Codec, completion: Completion, text: bytes, overrun: Overrun) ->
             f"{int(ids[inside[0]])} at {int(inside[0])}; cut ids and logprobs there",
             id=completion.id,
             first_index=int(inside[0]) + 1,
+        )
+    if early < end < len(ids):
+        raise CompletionError(
+            f"completion {completion.id} goes on after the stop string {stop!r}, which ids {early - 1} and {end - 1} complete: "
+            "which of them stopped the engine can't be told (told min_tokens, it goes on after an early one); cut ids and "
+            "logprobs after the one that did",
+            id=completion.id,
+            first_index=early,
         )
     if end < len(ids) and overrun == "refuse":
         raise CompletionError(
@@ -147,7 +163,8 @@ def _brought(codec: Codec, request: Request, completion: Completion) -> Message:
         )
     sent = given if isinstance(given, Message) else {**given, "role": "assistant"}
     try:
-        return codec.normalise([sent], start=request.length)[0]
+        made = codec.normalise([sent], start=request.length)[0]
+        return whole(made, request.length) if made is given else made
     except MessageError as cause:
         raise CompletionError(
             f"completion {completion.id} has a message that can't be stored: {cause}", id=completion.id

@@ -15,14 +15,16 @@ __all__ = ["Custom"]
 class Custom:
     """A function that a user chose. Whatever it raises, and an answer that `checked` does not take, is blamed on it.
 
-    `arguments` is how many it is called with. Raises SessionError where there is no such function.
+    `arguments` is how many it is called with; `name` is the same in every process. Raises SessionError where there is no
+    such function.
     """
 
     def __init__(
         self, what: str, given: str | Callable[..., Any], ours: Mapping[str, Callable[..., Any]], arguments: int
     ) -> None:
-        name = given if isinstance(given, str) else getattr(given, "__qualname__", repr(given))
-        self._called = f"the {what} {name!r}"
+        name: str | None = given if isinstance(given, str) else getattr(given, "__qualname__", None)
+        self.name = type(given).__qualname__ if name is None else name
+        self._called = f"the {what} {repr(given) if name is None else name!r}"
         made: Any = ours.get(given) if isinstance(given, str) else given
         if made is None and isinstance(given, str):
             if ":" not in given and "." not in given:

@@ -15,7 +15,18 @@ from tito_core.sessions.custom import Custom
 from tito_core.sessions.turn import Turn
 from tito_core.tokens.codec import Codec
 
-__all__ = ["Match", "Matcher", "closest", "difference", "same_tools", "spelled", "strict", "tool_arguments"]
+__all__ = [
+    "Match",
+    "Matcher",
+    "closest",
+    "difference",
+    "edited",
+    "same_tools",
+    "spelled",
+    "strict",
+    "tool_arguments",
+    "unnamed",
+]
 
 Match = Callable[[Message, Message], bool]
 """Whether a stored message (the first) is what a client sent (the second); both are normalised."""
@@ -46,6 +57,7 @@ class Matcher:
     def __init__(self, codec: Codec, match: str | Match) -> None:
         self._codec = codec
         self._match = Custom("matcher", match, _MATCHERS, 2)
+        self.name = self._match.name
 
     def found(self, turns: Sequence[Turn], sent: Sequence[Any]) -> dict[Turn | None, Message | None]:
         """The turns whose conversation begins `sent`, each with its message under the ids that the client gave its calls.
@@ -204,6 +216,39 @@ def difference(stored: Message, sent: Message) -> str:
         if ours != theirs:
             return f"{what} {_short(ours)} is stored, {_short(theirs)} was sent"
     return "its tools or response_format differ"
+
+
+def unnamed(message: Message) -> Message:
+    """A message without the id of the call that it answers: results stand in the order of their calls."""
+    return replace(message, tool_call_id=None)
+
+
+def edited(
+    turns: Sequence[Turn], sent: Sequence[Message], same: Callable[[Message, Message], bool]
+) -> tuple[Turn, int] | None:
+    """The turn that messages which continue none repeat with something changed, and the place of the first change: the one
+    with the most messages that stand unchanged in their place, the newest of equal ones.
+
+    A turn is repeated where its reply stands in its place, or an assistant's message there is the first change. The ids that
+    a client gives to calls are no change.
+    """
+    alike: dict[Turn | None, int] = {None: 0}
+    change: dict[Turn | None, int | None] = {None: None}
+    repeated = []
+    for turn in turns:
+        own = [*map(unnamed, (*turn.messages, turn.message))]
+        theirs = [*map(unnamed, sent[turn.start : turn.length])]
+        matches = [*map(same, own, theirs)]
+        alike[turn] = alike[turn.parent] + sum(matches)
+        change[turn] = change[turn.parent]
+        if change[turn] is None and False in matches:
+            change[turn] = turn.start + matches.index(False)
+        replied = len(matches) == len(own) and theirs[-1].role == "assistant"
+        if replied and (matches[-1] or change[turn] == turn.length - 1):
+            repeated.append(turn)
+    nearest = max(repeated, key=lambda turn: (alike[turn], turn.number), default=None)
+    place = change[nearest]
+    return None if nearest is None or place is None else (nearest, place)
 
 
 def _short(value: object) -> str:

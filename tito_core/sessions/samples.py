@@ -16,7 +16,7 @@ from tito_core.sessions.turn import Turn, leaves
 from tito_core.tokens.append import FinishReason, Ids
 from tito_core.tokens.encoder import IdSpan
 
-__all__ = ["Finish", "Sample", "SampleTurn", "Select", "latest", "made", "once", "retries", "sampled"]
+__all__ = ["Finish", "Sample", "SampleTurn", "Select", "check_extras", "latest", "made", "once", "retries", "sampled"]
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 class SampleTurn:
     """One turn of a sample: `number` in its session, and where its completion's ids stand, `start` to `end`.
 
-    `trains` is False where a sample before this one trains them. Times are seconds since the epoch, `weight_version` is what
+    `trains` is False where samples before this one train them all. Times are seconds since the epoch, `weight_version` is what
     the engine said.
     """
 
@@ -72,31 +72,29 @@ Finish = Callable[[Sequence[Sample], Mapping[str, float], Mapping[str, Any]], Se
 
 def retries(turns: Sequence[Turn]) -> list[Turn]:
     """The leaves, less the retries that were superseded: of turns that answer the same prompt ids after the same turn, the
-    one that went on stays, or the newest. First prompts are never dropped.
+    one that went on stays, or the newest. First prompts are never dropped, and branches, which answer other prompts, are no
+    retries of each other.
 
-    Raises SessionError where the turns after one turn are not retries of each other, or several of them went on.
+    Raises SessionError where several retries of one prompt went on.
     """
-    children: dict[Turn | None, list[Turn]] = {}
+    parents = {turn.parent for turn in turns}
+    tries: dict[tuple[Turn, int, bytes], list[Turn]] = {}
     for turn in turns:
-        children.setdefault(turn.parent, []).append(turn)
-    dropped: set[Turn] = set()
-    for parent, siblings in children.items():
-        if parent is None:
-            continue
-        ongoing = [turn for turn in siblings if turn in children]
-        branches = [turn for turn in siblings if not _retried(siblings[0], turn)]
-        if branches or len(ongoing) > 1:
-            one, other = (siblings[0], branches[0]) if branches else ongoing[:2]
-            why = "answer different prompts" if branches else "both went on"
+        prompt = turn.new[: len(turn.new) - turn.sampled].tobytes()
+        tries.setdefault((turn.parent or turn, turn.kept, prompt), []).append(turn)
+    kept = set()
+    for siblings in tries.values():
+        ongoing = [turn for turn in siblings if turn in parents]
+        if len(ongoing) > 1:
+            one, other = (turn.number for turn in ongoing[:2])
             raise SessionError(
-                f"turns {one.number} and {other.number} continue turn {parent.number} and {why}, so neither is a retry that "
-                "the other superseded; pass select='leaves' for a sample of each, select='latest' for the newest, or a "
-                "function that chooses",
-                turns=(one.number, other.number),
+                f"turns {one} and {other} answer the same prompt and both went on, so neither is a retry that the other "
+                "superseded; pass select='leaves' for a sample of each, select='latest' for the newest, or a function that "
+                "chooses",
+                turns=(one, other),
             )
-        kept = ongoing[0] if ongoing else siblings[-1]
-        dropped.update(turn for turn in siblings if turn is not kept)
-    return [leaf for leaf in leaves(turns) if leaf not in dropped]
+        kept.add(ongoing[0] if ongoing else siblings[-1])
+    return [leaf for leaf in leaves(turns) if leaf in kept]
 
 
 def latest(turns: Sequence[Turn]) -> list[Turn]:
@@ -105,17 +103,19 @@ def latest(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def once(samples: Sequence[Sample], rewards: Mapping[str, float], metadata: Mapping[str, Any]) -> list[Sample]:
-    """Each completion trains in the first sample that holds it, and has its reward; of equal keys of metadata ours win."""
-    seen: set[str] = set()
+    """Each sampled id trains in the first sample that holds it, each turn has its completion's reward; of equal keys of
+    metadata ours win."""
+    trained: dict[str, int] = {}
     finished = []
     for sample in samples:
         mask = sample.loss_mask.copy()
         turns = []
         for turn in sample.turns:
-            if trained := turn.completion in seen:
-                mask[turn.start : turn.end] = 0
-            seen.add(turn.completion)
-            turns.append(replace(turn, trains=not trained, reward=rewards.get(turn.completion)))
+            size = turn.end - turn.start
+            before = min(trained.get(turn.completion, 0), size)
+            mask[turn.start : turn.start + before] = 0
+            trained[turn.completion] = max(trained.get(turn.completion, 0), size)
+            turns.append(replace(turn, trains=before < size, reward=rewards.get(turn.completion)))
         layered = {**metadata, **sample.metadata}
         finished.append(replace(sample, loss_mask=mask, turns=tuple(turns), metadata=layered))
     return finished
@@ -211,10 +211,6 @@ def _rows(name: str, last: Turn) -> npt.NDArray[Any]:
     return made
 
 
-def _retried(one: Turn, other: Turn) -> bool:
-    return np.array_equal(one.ids[: one.end - one.sampled], other.ids[: other.end - other.sampled])
-
-
 def _chosen(custom: Custom, answer: Any, turns: Sequence[Turn]) -> list[Turn]:
     chosen = _listed(custom, answer, Turn, "turns of the session")
     if len(set(chosen)) < len(chosen) or not set(turns).issuperset(chosen):
@@ -243,8 +239,29 @@ def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Samp
             )
         if np.any(mask > origin.loss_mask):
             raise custom.refuse(f"answered a sample of turn {one.leaf} that trains ids which nobody sampled")
-        if not np.array_equal(logprobs, origin.logprobs):
-            raise custom.refuse(f"answered a sample of turn {one.leaf} whose logprobs are not those that it was given")
+        same = {
+            "logprobs": np.array_equal(logprobs, origin.logprobs),
+            "spans": isinstance(one.spans, tuple) and one.spans == origin.spans,
+            "turns": isinstance(one.turns, tuple)
+            and [*map(_unrewarded, one.turns)] == [*map(_unrewarded, origin.turns)],
+        }
+        for name in (name for name, kept in same.items() if not kept):
+            raise custom.refuse(f"answered a sample of turn {one.leaf} whose {name} are not those that it was given")
+        if not isinstance(one.status, str) or not isinstance(one.metadata, Mapping):
+            raise custom.refuse(
+                f"answered a sample of turn {one.leaf} whose status and metadata are a {type(one.status).__name__} and a "
+                f"{type(one.metadata).__name__}; they are a text and a mapping"
+            )
+        try:
+            check_extras(one.extras, len(origin.tokens))
+        except ValueError as cause:
+            raise custom.refuse(f"answered a sample of turn {one.leaf} whose extras are none: {cause}") from None
+        for name in one.extras.keys() & origin.extras.keys():
+            rows, given = one.extras[name], origin.extras[name]
+            if rows.dtype != given.dtype or not np.array_equal(rows, given, equal_nan=given.dtype.kind == "f"):
+                raise custom.refuse(
+                    f"answered a sample of turn {one.leaf} whose extras {name!r} are not those that it was given"
+                )
         for turn in origin.turns:
             ids = {(turn.number, int(place)) for place in np.flatnonzero(mask[turn.start : turn.end])}
             if trained & ids:
@@ -259,8 +276,33 @@ def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Samp
 
 
 def _copied(sample: Sample) -> Sample:
-    """A sample that a user's `finish` may write in, with the original kept to hold its answer against."""
-    return replace(sample, loss_mask=sample.loss_mask.copy(), logprobs=sample.logprobs.copy())
+    """A sample whose mask a user's `finish` may write in, with the original kept to hold its answer against."""
+    extras = {name: rows.view() for name, rows in sample.extras.items()}
+    for rows in extras.values():
+        rows.setflags(write=False)
+    return replace(sample, loss_mask=sample.loss_mask.copy(), logprobs=sample.logprobs.copy(), extras=extras)
+
+
+def check_extras(extras: Any, size: int) -> None:
+    """Raises ValueError for extras that no sample of so many tokens has."""
+    if not isinstance(extras, Mapping):
+        raise ValueError(f"its extras are a {type(extras).__name__}, and must map names to arrays")
+    for name, rows in extras.items():
+        if not isinstance(name, str) or not isinstance(rows, np.ndarray):
+            raise ValueError(f"its extras {name!r} are a {type(rows).__name__}, and must be an array under a name")
+        if rows.dtype.kind not in "biuf" or not rows.ndim or size - len(rows) not in (0, 1):
+            raise ValueError(
+                f"its extras {name!r} are {rows.dtype} of the shape {rows.shape}, and must be numbers, a row for each of "
+                f"{size} ids or for all but the last"
+            )
+
+
+def _unrewarded(turn: Any) -> Any:
+    """A turn without what a `finish` may set, where that can be."""
+    if not isinstance(turn, SampleTurn) or type(turn.trains) is not bool:
+        return None
+    rewarded = turn.reward is None or isinstance(turn.reward, (int, float))
+    return replace(turn, reward=None, trains=True) if rewarded else None
 
 
 def _numbers(custom: Custom, sample: Sample, name: str) -> npt.NDArray[Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
-from tito_core.errors import SessionError, TitoError
+from tito_core.errors import SessionError, TitoError, not_text
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
@@ -18,9 +19,9 @@ from tito_core.responses.completion import Completion
 from tito_core.sessions import accept, linear, samples
 from tito_core.sessions.accept import Overrun
 from tito_core.sessions.counters import Counters, counted
-from tito_core.sessions.matching import Match, Matcher, closest, same_tools, spelled
+from tito_core.sessions.matching import Match, Matcher, closest, difference, edited, same_tools, spelled
 from tito_core.sessions.samples import Finish, Sample, Select
-from tito_core.sessions.store import Store, packed, unpacked
+from tito_core.sessions.store import Store, check_about, packed, unpacked
 from tito_core.sessions.turn import Request, Turn, leaves
 from tito_core.tokens.append import Ids, Truncation, check_modes
 from tito_core.tokens.compare import Mismatch
@@ -29,7 +30,10 @@ from tito_core.tokens.encoder import Mode
 if TYPE_CHECKING:
     from tito_core.tokens.codec import Codec
 
-__all__ = ["Session"]
+__all__ = ["SUMMARY", "Session"]
+
+SUMMARY: Final = 32
+"""How many characters a reply has at least, without the white space around it, for a first prompt to summarise it."""
 
 
 class Session:
@@ -50,7 +54,15 @@ class Session:
         store: Store | None,
         id: str | None,
     ) -> None:
-        self.id = id or uuid.uuid4().hex
+        if id is not None and (not isinstance(id, str) or not id or not_text(id)):
+            raise SessionError(
+                f"a session has the id {id!r:.80}; it is text that names it, and not empty: leave it out for a new one"
+            )
+        if store is not None and not all(callable(getattr(store, name, None)) for name in ("take", "put")):
+            raise SessionError(
+                f"store is {store!r:.80}, which has no take and put; pass MemoryStore(), SQLiteStore(path) or one of your own"
+            )
+        self.id = uuid.uuid4().hex if id is None else id
         self.codec = codec
         self.linear = linear
         self.rollbacks = 0
@@ -67,8 +79,13 @@ class Session:
         decision = codec.decide(chat_template_kwargs=self._kwargs)
         self._store = store
         if store is not None:
-            self._claim, records = store.take(self.id, self._about(decision))
-            self._turns = unpacked(records)
+            about = self._about(decision)
+
+            def read(before: str, records: Sequence[str]) -> tuple[Turn, ...]:
+                check_about(self.id, before, about)
+                return unpacked(self.id, records)
+
+            self._claim, self._turns = store.take(self.id, json.dumps(about, sort_keys=True), read)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -129,6 +146,8 @@ class Session:
             made = self.codec.normalise(messages)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
             summarises = _summarised(turns, made, ledger.ids)
+            if summarises is None and "assistant" not in self._append_roles.roles:
+                self._refuse_edited(turns, made)
         else:
             echo = found[parent]
             assert echo is not None
@@ -151,8 +170,7 @@ class Session:
             )
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
-        completion = accept.accepted(self.codec, request, completion, self._overrun)
-        message, parsed = accept.answer(self.codec, request, completion)
+        completion, message, parsed = accept.accepted(self.codec, request, completion, self._overrun)
         ledger, parent = request.ledger, request.parent
         new = np.concatenate((ledger.inserted, ledger.suffix, np.asarray(completion.ids)))
         new.setflags(write=False)
@@ -262,8 +280,24 @@ class Session:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
 
+    def _refuse_edited(self, turns: tuple[Turn, ...], made: Sequence[Message]) -> None:
+        """Refuses a first prompt that repeats a turn with something changed: its replies would be an assistant's messages
+        that somebody wrote, and the session takes none."""
+        if found := edited(turns, made, self._matcher.same):
+            turn, place = found
+            what = difference(turn.conversation()[place], made[place])
+            raise SessionError(
+                f"message {place} ({made[place].role}) is not what turn {turn.number} holds there: {what}; so the request "
+                "continues no turn, and the assistant messages that it repeats would be prompt text, which this session's "
+                f"append roles {sorted(self._append_roles.roles)} leave out: send what is stored, begin anew with a summary, "
+                "or open a session that appends assistant messages",
+                index=place,
+                role=made[place].role,
+                turn=turn.number,
+            )
+
     def _about(self, decision: ThinkingDecision) -> dict[str, Any]:
-        """What the ids of this session's turns depend on."""
+        """What this session's turns depend on: their ids, which prompts go on from them, and what is committed."""
         codec, held = self.codec, decision.model_dump(mode="json")
         return {
             "family": codec.family.name,
@@ -271,6 +305,10 @@ class Session:
             "vocabulary": codec.encoder.sha256,
             "template": codec.template.sha256,
             "encoding": self._encoding,
+            "truncation": self._truncation,
+            "overrun": self._overrun,
+            "append_roles": sorted(self._append_roles.roles),
+            "matcher": self._matcher.name,
             "linear": self.linear,
             "thinking": held["enabled"],
             "chat_template_kwargs": held["forward_kwargs"],
@@ -289,12 +327,13 @@ class Session:
 
 def _summarised(turns: tuple[Turn, ...], prompt: Sequence[Message], ids: Ids) -> Turn | None:
     """The turn whose text a first prompt holds, in a message that no first prompt had before: the longest such text among
-    the leaves', the newest of several. A first prompt that was sent before holds what it held then."""
+    the leaves', the newest of several; one shorter than SUMMARY could stand there by chance. A first prompt that was sent
+    before holds what it held then."""
     for turn in turns:
         if turn.parent is None and np.array_equal(turn.new[: len(turn.new) - turn.sampled], ids):
             return turn.summarises
     before = {message.content for turn in turns if turn.parent is None for message in turn.messages}
     texts = [one.content for one in prompt if one.role != "assistant" and one.content not in before]
     said = {leaf: leaf.message.content.strip() for leaf in leaves(turns)}
-    found = [leaf for leaf, text in said.items() if text and any(text in one for one in texts)]
+    found = [leaf for leaf, text in said.items() if len(text) >= SUMMARY and any(text in one for one in texts)]
     return max(found, key=lambda leaf: (len(said[leaf]), leaf.number), default=None)

@@ -7,10 +7,12 @@ import json
 import os
 import sqlite3
 import threading
+import weakref
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +25,20 @@ from tito_core.responses.parse import Parsed
 from tito_core.sessions.turn import Turn
 from tito_core.tokens.encoder import IdSpan
 
-__all__ = ["MemoryStore", "SQLiteStore", "Store", "packed", "unpacked"]
+__all__ = ["FORMAT", "MemoryStore", "SQLiteStore", "Store", "check_about", "packed", "unpacked"]
+
+
+_T = TypeVar("_T")
 
 
 class Store(Protocol):
     """Keeps the turns of sessions as records, each whole or not at all. Safe under threads."""
 
-    def take(self, session: str, about: Mapping[str, Any]) -> tuple[int, list[str]]:
-        """Takes a session over from whoever held it: a claim that `put` must show, and the records, oldest first.
+    def take(self, session: str, about: str, read: Callable[[str, Sequence[str]], _T]) -> tuple[int, _T]:
+        """Takes a session over from whoever held it, or begins it: a claim that `put` must show, and what `read` makes of
+        the text that it was begun with (`about`, where it is begun here) and of its records, oldest first.
 
-        `about` is what its prompts depend on. Raises SessionError where the session was begun with something else.
+        Where `read` raises, nothing is taken and nothing begun. Raises SessionError where a record is missing.
         """
         ...
 
@@ -49,15 +55,16 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+        self._held: dict[str, tuple[str, list[str]]] = {}
         self._claims: dict[str, int] = {}
 
-    def take(self, session: str, about: Mapping[str, Any]) -> tuple[int, list[str]]:
+    def take(self, session: str, about: str, read: Callable[[str, Sequence[str]], _T]) -> tuple[int, _T]:
         with self._lock:
-            before, records = self._held.setdefault(session, (dict(about), []))
-            _check_about(session, before, about)
+            before, records = self._held.get(session, (about, []))
+            made = read(before, tuple(records))
+            self._held[session] = before, records
             self._claims[session] = self._claims.get(session, 0) + 1
-            return self._claims[session], [*records]
+            return self._claims[session], made
 
     def put(self, session: str, claim: int, number: int, record: str) -> None:
         with self._lock:
@@ -66,80 +73,145 @@ class MemoryStore:
             self._held[session][1][number:] = [record]
 
 
-_SCHEMA: Final = """
-create table if not exists sessions (id text primary key, about text not null, claim integer not null);
-create table if not exists turns (session text, number integer, record text not null, primary key (session, number));
-"""
+FORMAT: Final = 1
+"""Of the file, and of the records in it."""
+_PROGRAM: Final = int.from_bytes(b"tito")
+_SCHEMA: Final = (
+    "create table sessions (id text primary key, about text not null, claim integer not null, turns integer not null)",
+    "create table turns (session text, number integer, record text not null, primary key (session, number))",
+    f"pragma application_id = {_PROGRAM}",
+    f"pragma user_version = {FORMAT}",
+)
+_CHANGED: Final = "changed, or written by another version: put a copy in its place, or begin a session under another id"
+_ELSEWHERE: Final = "name a store or a new file, in a directory that is there and may be written"
 
 
 class SQLiteStore:
     """Keeps turns in a SQLite file (WAL, every commit synced), which processes on one machine may share: each opens its own.
 
-    A turn whose `commit` returned is there after the process was killed, and so after the machine was.
+    A turn whose `commit` returned is there after the process was killed, and so after the machine was. Leaving its `with`,
+    `close`, or dropping it closes the file: nothing waits to be written. Raises SessionError for a path that is no such
+    file and can't become one; a file of something else stays as it is.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        try:
+            self._path = os.fsdecode(path)
+        except TypeError:
+            raise SessionError(f"a store's path is {path!r:.80}; pass the path of its file") from None
         self._lock = threading.Lock()
+        self._process = os.getpid()
         try:
             self._file = sqlite3.connect(self._path, timeout=30, isolation_level=None, check_same_thread=False)
-            self._file.execute("pragma journal_mode=wal")
-            self._file.execute("pragma synchronous=full")
-            self._file.executescript(_SCHEMA)
+        except (sqlite3.Error, ValueError) as cause:  # ValueError: what no path holds
+            raise self._failed(cause, _ELSEWHERE) from cause
+        self._closed = weakref.finalize(self, self._file.close)
+        try:
+            self._open()
         except sqlite3.Error as cause:
-            raise self._failed(cause) from cause
+            self.close()
+            raise self._failed(cause, _ELSEWHERE) from cause
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        self._file.close()
+        """Closes the file, once what is being written is; a second time it does nothing."""
+        with self._lock:
+            self._closed()
 
-    def take(self, session: str, about: Mapping[str, Any]) -> tuple[int, list[str]]:
-        with self._lock, _Transaction(self) as file:
-            row = file.execute("select about, claim from sessions where id = ?", (session,)).fetchone()
-            before, claim = (_begun(session, row[0]), row[1]) if row else (about, 0)
-            _check_about(session, before, about)
-            said = json.dumps(dict(about), sort_keys=True)
-            file.execute("insert or replace into sessions values (?, ?, ?)", (session, said, claim + 1))
-            records = file.execute("select record from turns where session = ? order by number", (session,)).fetchall()
-            return claim + 1, [record for (record,) in records]
+    def take(self, session: str, about: str, read: Callable[[str, Sequence[str]], _T]) -> tuple[int, _T]:
+        with self._transaction() as file:
+            row = file.execute("select about, claim, turns from sessions where id = ?", (session,)).fetchone()
+            before, claim, turns = row or (about, 0, 0)
+            found = file.execute("select record from turns where session = ? order by number", (session,)).fetchall()
+            if len(found) != turns:
+                raise SessionError(
+                    f"the stored session {session} was left with {turns} turn(s), and {self._path!r} holds {len(found)}; "
+                    f"it was {_CHANGED}",
+                    id=session,
+                )
+            made = read(before, [record for (record,) in found])
+            file.execute("insert or replace into sessions values (?, ?, ?, ?)", (session, before, claim + 1, turns))
+            return claim + 1, made
 
     def put(self, session: str, claim: int, number: int, record: str) -> None:
-        with self._lock, _Transaction(self) as file:
-            if file.execute("select claim from sessions where id = ?", (session,)).fetchone() != (claim,):
+        with self._transaction() as file:
+            mine = "update sessions set turns = ? where id = ? and claim = ?"
+            if not file.execute(mine, (number + 1, session, claim)).rowcount:
                 raise _taken(session)
             file.execute("delete from turns where session = ? and number >= ?", (session, number))
             file.execute("insert into turns values (?, ?, ?)", (session, number, record))
 
-    def _failed(self, cause: sqlite3.Error) -> SessionError:
-        return SessionError(
-            f"the store {self._path} can't be used ({type(cause).__name__}: {cause}); what was committed before is there"
-        )
+    def _open(self) -> None:
+        """Makes a store of a new file."""
+        new = not self._made()
+        (journal,) = self._file.execute("pragma journal_mode=wal").fetchone()
+        if journal != "wal":
+            raise SessionError(
+                f"the store {self._path!r} can't be used: SQLite keeps its journal as {journal!r} there, not as 'wal', and "
+                "would lose turns; name a file on a local disk, or take MemoryStore()"
+            )
+        self._file.execute("pragma synchronous=full")
+        if new:
+            with self._transaction() as file:
+                for statement in () if self._made() else _SCHEMA:
+                    file.execute(statement)
 
+    def _made(self) -> bool:
+        """Whether the file is a store, and not new. Raises SessionError where it is something else."""
+        program, version, tables = self._file.execute(
+            "select application_id, user_version, (select group_concat(name, ', ') from sqlite_master where type <> 'index')"
+            " from pragma_application_id, pragma_user_version"
+        ).fetchone()
+        if (program, version) == (_PROGRAM, FORMAT):
+            return True
+        if program == _PROGRAM:
+            raise SessionError(
+                f"the store {self._path!r} is of format {version}, and this tito reads format {FORMAT}; open it with the tito "
+                "that wrote it, or name another file"
+            )
+        if program or version or tables:
+            raise SessionError(
+                f"the database {self._path!r} (tables: {tables}) was written by another program, or by a tito before its "
+                f"files had formats, and this tito reads format {FORMAT}; name another file"
+            )
+        return False
 
-class _Transaction:
-    """All or nothing, alone in the file."""
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, alone in the file."""
+        if os.getpid() != self._process:  # before the lock, which may have been held when the process forked
+            raise SessionError(
+                f"the store {self._path!r} was opened by process {self._process}, from which this one ({os.getpid()}) forked, "
+                "and SQLite's locks do not reach here; open it in each process"
+            )
+        with self._lock:
+            if not self._closed.alive:
+                raise SessionError(f"the store {self._path!r} is closed; open it again, what was committed is there")
+            try:
+                self._file.execute("begin immediate")
+                yield self._file
+                self._file.execute("commit")
+            except sqlite3.Error as cause:
+                raise self._failed(cause, "what was committed before is there: see to that, and do it again") from cause
+            finally:
+                if self._file.in_transaction:  # SQLite itself rolls back where the disk is full
+                    self._file.execute("rollback")
 
-    def __init__(self, store: SQLiteStore) -> None:
-        self._store = store
-
-    def __enter__(self) -> sqlite3.Connection:
-        try:
-            self._store._file.execute("begin immediate")
-        except sqlite3.Error as cause:
-            raise self._store._failed(cause) from cause
-        return self._store._file
-
-    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
-        try:
-            self._store._file.execute("rollback" if cause else "commit")
-        except sqlite3.Error as failed:
-            raise self._store._failed(failed) from failed
-        if isinstance(cause, sqlite3.Error):
-            raise self._store._failed(cause) from cause
+    def _failed(self, cause: Exception, do: str) -> SessionError:
+        return SessionError(f"the store {self._path!r} can't be used ({type(cause).__name__}: {cause}); {do}")
 
 
 def packed(turn: Turn) -> str:
     """A turn as a record: the crc32 of what follows it, and JSON, arrays in base64. Raises SessionError where its
-    completion's meta is not JSON."""
+    completion holds what does not come back from JSON as it was."""
     done = turn.completion
     root = turn.parent is None
     held = {
@@ -159,16 +231,12 @@ def packed(turn: Turn) -> str:
         "logprobs": _array(np.asarray(done.logprobs)),
         "extras": {name: _array(rows) for name, rows in done.extras.items()},
     }
-    try:
-        text = json.dumps(held)
-    except (TypeError, ValueError, RecursionError) as cause:
-        raise SessionError(
-            f"completion {done.id} can't be kept in a store: its meta is not JSON ({cause})", id=done.id
-        ) from cause
+    _check_meta(done)
+    text = json.dumps(held, ensure_ascii=False)
     return f"{_checksum(text)} {text}"
 
 
-def unpacked(records: Sequence[str]) -> tuple[Turn, ...]:
+def unpacked(session: str, records: Sequence[str]) -> tuple[Turn, ...]:
     """The turns of a session's records. Raises SessionError for one that is none."""
     turns: list[Turn] = []
     for record in records:
@@ -179,8 +247,9 @@ def unpacked(records: Sequence[str]) -> tuple[Turn, ...]:
             turns.append(_turn(json.loads(text), turns))
         except Exception as cause:  # a record that was changed can be anything
             raise SessionError(
-                f"the record of turn {len(turns)} can't be read ({type(cause).__name__}: {cause}); it was written by another "
-                "version, or changed"
+                f"the record of turn {len(turns)} of the stored session {session} can't be read ({type(cause).__name__}: "
+                f"{cause}); it was {_CHANGED}",
+                id=session,
             ) from cause
     return tuple(turns)
 
@@ -244,27 +313,56 @@ def _read(held: tuple[str, tuple[int, ...], str]) -> npt.NDArray[Any]:
     return np.frombuffer(base64.b64decode(data), dtype=kind).reshape(shape)
 
 
-def _begun(session: str, said: Any) -> dict[str, Any]:
+def _check_meta(done: Completion) -> None:
     try:
-        return dict(json.loads(said))
-    except Exception as cause:
+        _check_keys(done.meta)
+        json.dumps(dict(done.meta), ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as cause:
         raise SessionError(
-            f"what the stored session {session} was begun with can't be read ({type(cause).__name__}: {cause}); it was "
-            "written by another version, or changed"
+            f"completion {done.id} can't be kept in a store: its meta is not JSON ({cause}); keep plain values in it",
+            id=done.id,
         ) from cause
 
 
-def _check_about(session: str, before: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    for key in (*about, *before):
-        if before.get(key) != about.get(key):
-            raise SessionError(
-                f"the stored session {session} was begun with {key}={before.get(key)!r}, and is opened with "
-                f"{about.get(key)!r}; its ids would not fit",
-                key=key,
-            )
+def _check_keys(value: Any) -> None:
+    """Raises TypeError for a key that JSON would make a text of."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is a {type(key).__name__}, not a text")
+            _check_keys(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _check_keys(one)
+
+
+def check_about(session: str, before: str, about: Mapping[str, Any]) -> None:
+    """Raises SessionError where a stored session was begun with something else, or that can't be read."""
+    try:
+        begun = dict(json.loads(before))
+    except Exception as cause:  # what was changed can be anything
+        raise SessionError(
+            f"what the stored session {session} was begun with can't be read ({type(cause).__name__}: {cause}); it was "
+            f"{_CHANGED}",
+            id=session,
+        ) from cause
+    keys = [key for key in {**about, **begun} if _said(begun, key) != _said(about, key)]
+    if keys:
+        then, now = (", ".join(f"{key}={_said(one, key)}" for key in keys) for one in (begun, about))
+        raise SessionError(
+            f"the stored session {session} was begun with {then}, and is opened with {now}; its turns would not go on as they "
+            "began: open it with what it was begun with, or another session under another id",
+            id=session,
+            keys=keys,
+        )
+
+
+def _said(about: Mapping[str, Any], key: str) -> str:
+    return json.dumps(about[key], sort_keys=True) if key in about else "(nothing)"
 
 
 def _taken(session: str) -> SessionError:
     return SessionError(
-        f"the session {session} was taken over by another opening of it, so nothing is stored from here; open it again"
+        f"the session {session} was taken over by another opening of it, so nothing is stored from here; open it again",
+        id=session,
     )

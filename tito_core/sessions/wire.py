@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.errors import SessionError
-from tito_core.sessions.samples import Sample, SampleTurn
+from tito_core.sessions.samples import Sample, SampleTurn, check_extras
 from tito_core.tokens.encoder import IdSpan
 
 __all__ = ["VERSION", "from_jsonl", "from_safetensors", "to_jsonl", "to_safetensors"]
@@ -138,12 +138,7 @@ def _check(arrays: Mapping[str, npt.NDArray[Any]], extras: Mapping[str, npt.NDAr
         raise ValueError("its loss_mask holds other numbers than 0 and 1")
     if not np.isfinite(arrays["logprobs"]).all():
         raise ValueError("its logprobs are not finite")
-    for name, rows in extras.items():
-        if rows.dtype.kind not in "biuf" or not rows.ndim or len(tokens) - len(rows) not in (0, 1):
-            raise ValueError(
-                f"its extras {name!r} are {rows.dtype} of the shape {rows.shape}, and must be numbers, a row for each of "
-                f"{len(tokens)} ids or for all but the last"
-            )
+    check_extras(extras, len(tokens))
 
 
 def _sample(
@@ -172,7 +167,9 @@ def _sample(
 
 def _dumped(value: Sequence[Any] | Mapping[str, Any]) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # safetensors would, and a writer of lines
+        return text
     except (TypeError, ValueError) as cause:
         raise SessionError(f"a sample's metadata or reward is not JSON: {cause}; keep plain values in it") from cause
 

@@ -207,8 +207,8 @@ class Codec:
         stop, `matcher` for what a client sends back: `strict`, `tool_arguments`, or a function or its dotted path. A `store`
         keeps every committed turn under the session's `id`, and one that holds turns of that id goes on with them.
 
-        Raises ThinkingError or FamilyError where the arguments contradict the family, SessionError for a matcher that is
-        none and for a stored session that was begun otherwise.
+        Raises ThinkingError or FamilyError where the arguments contradict the family, SessionError for a matcher, store
+        or id that is none and for a stored session that was begun otherwise.
         """
         from tito_core.sessions.session import Session
 

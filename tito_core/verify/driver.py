@@ -17,7 +17,7 @@ from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import GateError, SessionError, TruncatedTurnError
 from tito_core.families.family import AppendRoles, Boundary
 from tito_core.responses.completion import Completion
-from tito_core.sessions.session import Session
+from tito_core.sessions.session import SUMMARY, Session
 from tito_core.sessions.turn import Request, Turn
 from tito_core.tokens.append import Ids, Truncation
 from tito_core.tokens.compare import FAULTS
@@ -296,7 +296,7 @@ class Agent:
     def _compact(self) -> None:
         """A first prompt that holds what was said last, and a turn after it; control text is nothing that a user says here."""
         codec, said = self._session.codec, self._last.message.content.strip()
-        if not said or any(codec.decode([one]) in said for one in codec.encoder.added_ids):
+        if len(said) < SUMMARY or any(codec.decode([one]) in said for one in codec.encoder.added_ids):
             return
         self._messages.clear()
         self._begin(f"So far: {said}")
@@ -395,7 +395,7 @@ def _range(line: Sequence[Turn], turn: Turn) -> tuple[int, int]:
 
 def _sampled(session: Session, done: Drive, lines: Sequence[Sequence[Turn]], most: int | None) -> None:
     """One sample a line, of the turns that fit whole; what an earlier one trains does not train again."""
-    seen: set[Turn] = set()
+    trained: dict[Turn, int] = {}
     made = session.samples(max_tokens=most, select="leaves")
     if len(made) != len(lines):
         raise Broken(f"{len(made)} samples are made of {len(lines)} lines")
@@ -409,11 +409,11 @@ def _sampled(session: Session, done: Drive, lines: Sequence[Sequence[Turn]], mos
         for turn in fitting:
             start, end = _range(fitting, turn)
             completion = done.completions[turn]
-            mask[start:end] = turn not in seen
+            mask[start + trained.get(turn, 0) : end] = 1
+            trained[turn] = max(trained.get(turn, 0), end - start)
             told[start:end] = 0
             tokens[start:end] = np.asarray(completion.ids)[: end - start]
             logprobs[start:end] = np.asarray(completion.logprobs)[: end - start]
-        seen.update(fitting)
         what = f"the sample of turn {line[-1].number}" + (f", cut to {most} ids" if most else "")
         for name, expected in (("tokens", tokens), ("loss_mask", mask), ("logprobs", logprobs)):
             if not np.array_equal(getattr(sample, name), expected):
