@@ -10,9 +10,10 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner, Result
@@ -140,29 +141,45 @@ def test_what_is_never_ready_is_stopped() -> None:
     assert nothing_stays()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_leaves_nothing(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
+def sent_when_started(number: signal.Signals) -> None:
+    """Sends this process a signal once its engine has said something."""
 
-    def interrupt() -> None:
+    def send() -> None:
         assert until(lambda: any(one.stat().st_size for one in Path.cwd().glob("tito-sglang-*.log")), 60)
         assert not nothing_stays()
         os.kill(os.getpid(), number)
 
-    threading.Thread(target=interrupt, daemon=True).start()
+    threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.fixture
+def handled() -> Iterator[dict[int, Any]]:
+    """What SIGTERM and SIGHUP are handled with as long as the test runs."""
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    before = {number: signal.signal(number, nothing) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield dict.fromkeys(before, nothing)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_nothing(number: signal.Signals, handled: dict[int, Any]) -> None:
+    sent_when_started(number)
     said = launch("hang")
     assert (said.exit_code, said.stdout) == (130, "")
     assert nothing_stays()
-    assert signal.getsignal(number) == before
+    assert {one: signal.getsignal(one) for one in handled} == handled
 
 
+@pytest.mark.usefixtures("handled")
 def test_a_signal_that_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert launch("hang", "--ready-within", "1").exit_code == 3
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sent_when_started(signal.SIGHUP)
+    assert launch("hang", "--ready-within", "3").exit_code == 3
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
