@@ -182,6 +182,13 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+def test_a_checkpoint_that_is_none_fails_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    said = launch("serve", "--launcher", "/nowhere/python")
+    assert (said.exit_code, said.stdout) == (3, "")
+    assert said.stderr.startswith("error: ckpt ")
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
     said = launch("serve", "--launcher", sys.executable)
