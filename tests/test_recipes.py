@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ruled import REFUSED, TAKEN, Ruled, eagle, recipe
 
 from fake_distributions import Fakes, fakes_below, override, source
 from oracles import wheel
+from ruled import REFUSED, TAKEN, Ruled, eagle, recipe
 from tito_core import Command, Deployment, Parsers, Plan, Recipe, from_namespace, plan, to_namespace
 from tito_core.errors import FamilyError, RecipeError
 from tito_core.families.registry import LoadedFamily, default_registry
@@ -212,6 +212,17 @@ def test_words() -> None:
     ]
 
 
+def test_how_sizes_are_said() -> None:
+    sizes = {"data_parallel": "data-parallel-size", "moe_data_parallel": "moe-data-parallel-size"}
+    for field, name in sizes.items():
+        assert {key: one for key, one in SGLANG.said(recipe(**{field: 4})).items() if one} == {name: 4}
+    assert {key: one for key, one in SGLANG.said(recipe(attention_data_parallel=4)).items() if one} == {
+        "data-parallel-size": 4,
+        "enable-dp-attention": True,
+    }
+    assert [one for one in SGLANG.said(recipe()).values() if one] == []
+
+
 # Plans
 
 
@@ -273,9 +284,10 @@ def test_the_callers_values_are_the_callers() -> None:
         "speculative.eagle_topk": profile,
         "speculative.num_draft_tokens": "caller",
         "tensor_parallel": "caller",
-        "expert_parallel": profile,
+        "expert_parallel": "caller",
         "parsers": "caller",
         "max_running_requests": "caller",
+        "moe_data_parallel": "caller",
         "arguments.page-size": "caller",
         "environment.A": "caller",
         "model": "the first model of deepseekv32",
@@ -285,6 +297,16 @@ def test_the_callers_values_are_the_callers() -> None:
     assert str(one) == f"A='b c' {shlex.join(one.argv)}"
     assert "--reasoning-parser" not in one.argv
     assert one.argv[-2:] == ("--page-size", "64")
+
+
+def test_what_is_no_variable() -> None:
+    for name in ("A B", "", "A=B", "1A", "A;rm", "Ä"):
+        with pytest.raises(RecipeError) as caught:
+            plan(loaded(), Deployment(overrides={"environment": {name: "1"}}))
+        assert str(caught.value) == (
+            f"deepseekv32 can't be served by sglang with the profile 'default': environment has {name!r}, which is no "
+            "variable's name"
+        )
 
 
 def test_one_command_a_node() -> None:
@@ -475,6 +497,11 @@ def test_a_trainers_other_fields_are_left() -> None:
             "together, or is None; missing: eagle_topk, num_draft_tokens",
         ),
         (
+            {"sglang_fp8_gemm_backend": "triton"},
+            "sglang_fp8_gemm_backend is no field of SGLang's: it keeps that option as sglang_fp8_gemm_runner_backend",
+        ),
+        ({"sglang_a-b": 1}, "sglang_a-b is no field of SGLang's: it keeps that option as sglang_a_b"),
+        (
             {"sglang_tp_size": 0},
             "the fields sglang_... are no recipe: tensor_parallel: Input should be greater than or equal to 1",
         ),
@@ -502,6 +529,10 @@ def test_fields_that_are_no_recipe(given: dict[str, Any], why: str) -> None:
         (
             recipe(data_parallel=2, attention_data_parallel=4),
             "data_parallel is 2 and attention_data_parallel is 4, and one field says both; give 1 for one of them",
+        ),
+        (
+            recipe(arguments={"ep-join-mode": "scale"}),
+            "arguments has ep-join-mode, and SGLang's option is elastic-ep-join-mode; name it so",
         ),
         (
             recipe(arguments={"tp_size": 4}),

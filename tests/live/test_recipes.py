@@ -12,10 +12,10 @@ import re
 from typing import Any, Final
 
 import pytest
-from ruled import REFUSED, TAKEN, Ruled
 
 from engine_server import make_model
 from environment import SGLANG
+from ruled import REFUSED, TAKEN, Ruled
 from tito_core import Deployment, Plan, Recipe, from_namespace, list_families, plan, to_namespace
 from tito_core.families.registry import default_registry
 from tito_core.recipes.options import Launch, words

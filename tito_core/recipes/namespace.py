@@ -94,8 +94,16 @@ def _recipe(found: dict[str, Any], prefix: str, environment: dict[str, str]) -> 
         )
     fields["speculative"] = spoken or None
     fields["parsers"] = inside["parsers"] or None
-    fields["arguments"] = {_NAMES.get(dest, spelled(dest)): value for dest, value in found.items()}
+    if strange := next((dest for dest in found if _dest(_name(dest)) != dest), None):
+        raise RecipeError(
+            f"{prefix}{strange} is no field of SGLang's: it keeps that option as {prefix}{_dest(_name(strange))}"
+        )
+    fields["arguments"] = {_name(dest): value for dest, value in found.items()}
     return Recipe.model_validate(fields)
+
+
+def _name(dest: str) -> str:
+    return _NAMES.get(dest, spelled(dest))
 
 
 def _dest(name: str) -> str:
@@ -112,4 +120,6 @@ def _refused(recipe: Recipe) -> str | None:
             f"data_parallel is {recipe.data_parallel} and attention_data_parallel is {recipe.attention_data_parallel}, and one "
             "field says both; give 1 for one of them"
         )
+    if strange := next((name for name in recipe.arguments if _name(_dest(name)) != spelled(name)), None):
+        return f"arguments has {strange}, and SGLang's option is {_name(_dest(strange))}; name it so"
     return SGLANG.twice(recipe, launched=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tito_core.errors import RecipeError
-from tito_core.families.family import Deployment, Parsers, Recipe
+from tito_core.families.family import Deployment, Recipe
 from tito_core.families.registry import LoadedFamily
 from tito_core.recipes.options import CommandLine, Launch, words
 from tito_core.recipes.sglang import SGLANG
@@ -112,6 +112,9 @@ def check(family: str, recipe: Recipe, deployment: Deployment) -> None:
             "arguments and environment for this one",
             rule="engine",
         )
+    for name in recipe.environment:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise RecipeError(f"{said}: environment has {name!r}, which is no variable's name", rule="environment")
     for rule, why in command_line(deployment.engine).why_not(recipe, deployment):
         raise RecipeError(f"{said}: {why}", rule=rule)
 
@@ -119,18 +122,18 @@ def check(family: str, recipe: Recipe, deployment: Deployment) -> None:
 def _origins(recipe: Recipe, answer: Recipe, deployment: Deployment, origin: str) -> dict[str, str]:
     """Where each value comes from that a recipe sets."""
     found: dict[str, str] = {}
-    for name in Recipe.model_fields:
-        if name in _NOT_SERVED or (value := getattr(recipe, name)) == Recipe.model_fields[name].default:
+    for name, field in Recipe.model_fields.items():
+        value, was, asked = getattr(recipe, name), getattr(answer, name), name in deployment.overrides
+        if name in _NOT_SERVED or (value == field.default and not asked):
             continue
-        was, asked = getattr(answer, name), name in deployment.overrides
         if name in ("arguments", "environment"):
             for key in value:
                 kept = key in was and was[key] == value[key]
                 found[f"{name}.{key}"] = origin if kept or not asked else CALLER
-        elif isinstance(value, Parsers) or name != "speculative" or value is None or was is None:
-            found[name] = CALLER if asked and value != was else origin
-        else:
+        elif name == "speculative" and value is not None and was is not None:
             for key, one in value:
                 if one is not None:
                     found[f"{name}.{key}"] = origin if one == getattr(was, key) or not asked else CALLER
+        else:
+            found[name] = CALLER if asked else origin
     return found
