@@ -529,3 +529,14 @@ def test_a_reference_is_loaded_or_says_why_not() -> None:
         with pytest.raises(FamilyError) as caught:
             load_reference(reference)
         assert str(caught.value) == f"{reference} can't be loaded: {said}"
+
+
+def test_known_issues_explain_a_log_of_their_engines() -> None:
+    issues = (
+        KnownIssue(name="one", summary="S.", matches="first.*last", advice="A.", engines=("sglang",)),
+        KnownIssue(name="any", summary="T.", matches="last", advice="B."),
+    )
+    family = FULL.model_copy(update={"known_issues": issues})
+    assert family.explained("first\nlast", "sglang") == "one: S. A. any: T. B."
+    assert family.explained("first\nlast", "vllm") == "any: T. B."
+    assert family.explained("nothing", "sglang") == ""

@@ -15,10 +15,11 @@ from tito_core.cli.text import plain
 from tito_core.recipes.plan import ENGINES
 
 if TYPE_CHECKING:
+    from tito_core.families.family import Deployment
     from tito_core.families.registry import LoadedFamily
     from tito_core.recipes.plan import Plan
 
-__all__ = ["command"]
+__all__ = ["command", "planned", "recipe_options", "script"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -56,8 +57,14 @@ def _names() -> dict[str, tuple[str, ...]]:
 _NAMES: Final = _names()
 
 
-def _fields(function: _F) -> _F:
-    """An option for every name of every field; those but the first are in its help, not in the list."""
+def recipe_options(function: _F, *, hidden: bool = False) -> _F:
+    """Adds the options that `planned` reads: one for every name of every field, those but the first in its help and not in
+    the list; and those for whatever has no field. `hidden`: none in the list."""
+    pair: dict[str, Any] = {"multiple": True, "callback": _settings, "metavar": "NAME=VALUE", "hidden": hidden}
+    function = click.option("--env", "environment", help="An environment variable.", **pair)(function)
+    function = click.option("--set", "arguments", help="Another option of the engine.", **pair)(function)
+    attention = "--data-parallel-size is attention's."
+    function = click.option("--enable-dp-attention", is_flag=True, hidden=hidden, help=attention)(function)
     for field, names in reversed(_NAMES.items()):
         for name in reversed(names):
             also = f"Also --{', --'.join(names[1:])}." if len(names) > 1 else None
@@ -68,7 +75,7 @@ def _fields(function: _F) -> _F:
                 multiple=True,
                 metavar="X",
                 help=also,
-                hidden=name != names[0],
+                hidden=hidden or name != names[0],
             )(function)
     return function
 
@@ -106,14 +113,7 @@ def _settings(ctx: click.Context, parameter: click.Parameter, values: tuple[str,
 @click.option("--host", metavar="H", help="What the server listens on.  [default: the engine's]")
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="  [default: the engine's]")
 @click.option("--engine-version", metavar="V", help="For rules that changed between releases.")
-@_fields
-@click.option("--enable-dp-attention", is_flag=True, help="--data-parallel-size is attention's.")
-@click.option(
-    "--set", "arguments", multiple=True, callback=_settings, metavar="NAME=VALUE", help="Another option of the engine."
-)
-@click.option(
-    "--env", "environment", multiple=True, callback=_settings, metavar="NAME=VALUE", help="An environment variable."
-)
+@recipe_options
 @click.option(
     "--format",
     "form",
@@ -133,12 +133,9 @@ def command(
     host: str | None,
     port: int | None,
     engine_version: str | None,
-    enable_dp_attention: bool,
-    arguments: dict[str, Any],
-    environment: dict[str, str],
     form: str,
     engine: str | None,
-    **given: tuple[Any, ...],
+    **given: Any,
 ) -> None:
     """Print what starts an engine that serves FAMILY, and where each value comes from.
 
@@ -150,36 +147,17 @@ def command(
     --speculative-algorithm none is no speculation.
     """
     from tito_core.cli.output import emit_json
-    from tito_core.errors import FamilyError, UnknownFamilyError
     from tito_core.families.family import Deployment
     from tito_core.families.registry import default_registry
     from tito_core.recipes.namespace import to_namespace
-    from tito_core.recipes.plan import plan
 
     served = engine or (form if form == "vllm" else "sglang")
     if served != {"vllm": "vllm", "json": served}.get(form, "sglang"):
         raise click.UsageError(f"--format {form} is not --engine {served}'s; leave out one of them")
-    fields = _given(given)
-    if enable_dp_attention:
-        fields = _of_attention(fields)
     with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints is no part of the answer
         loaded = default_registry.family(family)
         asked = Deployment(engine=served, version=engine_version, platform=platform, nodes=nodes, profile=profile)
-        try:
-            overrides = _overrides(loaded, asked, fields, arguments, environment)
-            made = plan(
-                loaded,
-                asked.model_copy(update={"overrides": overrides}),
-                model=model,
-                host=host,
-                port=port,
-                address=address,
-            )
-        except FamilyError as error:
-            if isinstance(error, UnknownFamilyError) or not _callers(loaded, served, engine_version, profile):
-                raise
-            click.echo(f"error: {plain(str(error))}", err=True)
-            raise click.exceptions.Exit(USAGE) from None
+        made = planned(loaded, asked, given, model=model, host=host, port=port, address=address)
     if form == "namespace":
         emit_json(
             family=family,
@@ -190,7 +168,28 @@ def command(
     elif form == "json":
         emit_json(**_json(made, loaded))
     else:
-        click.echo(_script(made))
+        click.echo(script(made))
+
+
+def planned(loaded: LoadedFamily, asked: Deployment, given: Mapping[str, Any], **where: Any) -> Plan:
+    """The plan for a deployment with a caller's values in it; `where` goes to `plan`.
+
+    Exits as wrong usage where the family's own recipe can be served, and not with these values. Raises FamilyError.
+    """
+    from tito_core.errors import FamilyError
+    from tito_core.recipes.plan import plan
+
+    fields = _given(given)
+    if given["enable_dp_attention"]:
+        fields = _of_attention(fields)
+    try:
+        overrides = _overrides(loaded, asked, fields, given["arguments"], given["environment"])
+        return plan(loaded, asked.model_copy(update={"overrides": overrides}), **where)
+    except FamilyError as error:
+        if not _callers(loaded, asked.engine, asked.version, asked.profile):
+            raise
+        click.echo(f"error: {plain(str(error))}", err=True)
+        raise click.exceptions.Exit(USAGE) from None
 
 
 def _given(given: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -262,7 +261,7 @@ def _callers(loaded: LoadedFamily, engine: str, version: str | None, profile: st
     return True
 
 
-def _script(made: Plan) -> str:
+def script(made: Plan) -> str:
     """A shell script: comments that say where each value comes from, then a command a node."""
     recipe = made.recipe
     lines = [

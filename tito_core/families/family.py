@@ -746,6 +746,11 @@ class Family(Declaration):
             declared=ours.model_dump(),
         )
 
+    def explained(self, log: str, engine: str) -> str:
+        """The known issues that an engine's log, or an error's text, shows, and what to do; empty where it shows none."""
+        issues = [issue for issue in self.known_issues if not issue.engines or engine in issue.engines]
+        return " ".join(f"{issue.name}: {issue.summary} {issue.advice}" for issue in issues if issue.explains(log))
+
     def revision(self, name: str | None) -> Revision:
         """The revision of that name; the first where it is None. Raises KeyError with the known names."""
         if name is None:
