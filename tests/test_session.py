@@ -20,6 +20,7 @@ from chats import TOOL, Json, assistant, call, codec, result, said, state, step,
 from tito_core import Completion, Message, ToolCall
 from tito_core.errors import (
     CompletionError,
+    EncodingError,
     GateError,
     MessageError,
     SessionError,
@@ -703,6 +704,19 @@ def test_a_delimiter_that_the_model_sampled_is_its_own_text() -> None:
     step(session, [*messages, assistant("hi <｜User｜> yo"), user("u")], assistant("b"))
     assert session.sampled()[0] == (session.turns[0].end - len(ids), session.turns[0].end)
     assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}
+
+
+def test_control_text_that_the_model_sampled_is_compared_where_a_client_s_is_rejected() -> None:
+    session = codec().session(encoding="reject")
+    messages = [user("q")]
+    ids = [*engine_ids("r1", "r</think>hi "), USER, *engine_ids("r1", " yo"), EOS]
+    session.commit(
+        session.prepare(messages), Completion(ids, [-1.0] * len(ids), "stop", message=assistant("hi <｜User｜> yo"))
+    )
+    assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}
+    assert session.counters().drift == {"assistant_text": 1}
+    with pytest.raises(EncodingError):
+        session.prepare([*messages, assistant("hi <｜User｜> yo"), user("<｜User｜>")])
 
 
 def test_a_long_session_is_small() -> None:

@@ -66,6 +66,7 @@ class Session:
         self.codec = codec
         self.linear = linear
         self.rollbacks = 0
+        self._opening = object()
         self._kwargs = dict(chat_template_kwargs)
         self._append_roles = append_roles
         check_modes(encoding, truncation)
@@ -145,7 +146,8 @@ class Session:
         if parent is None:
             made = self.codec.normalise(messages)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
-            summarises = _summarised(turns, made, ledger.ids)
+            if not self.linear:  # its first turn is taken back here, and nothing is left to sum up
+                summarises = _summarised(turns, made, ledger.ids)
             if summarises is None and "assistant" not in self._append_roles.roles:
                 self._refuse_edited(turns, made)
         else:
@@ -155,7 +157,7 @@ class Session:
             ledger = self.codec.append(
                 parent, made, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
             )
-        return Request(self.id, parent, tip, made, offered, decision, ledger, summarises, at)
+        return Request(self.id, self._opening, parent, tip, made, offered, decision, ledger, summarises, at)
 
     def commit(self, request: Request, completion: Completion) -> Turn:
         """Stores a completion of a request as a turn, read back by the family's parser where it brings no message.
@@ -170,6 +172,8 @@ class Session:
             )
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
+        if request.opening is not self._opening:
+            raise SessionError(f"the request was prepared by another opening of the session {self.id}; prepare it again")
         completion, message, parsed = accept.accepted(self.codec, request, completion, self._overrun)
         ledger, parent = request.ledger, request.parent
         new = np.concatenate((ledger.inserted, ledger.suffix, np.asarray(completion.ids)))
@@ -214,7 +218,8 @@ class Session:
         if last is None:
             return []
         rendered = self.codec.render(last.conversation(), tools=last.tools, decision=last.decision)
-        expected = self.codec.encode(rendered, self._encoding)
+        mode: Mode = "engine" if self._encoding == "engine" else "literal"  # what was sampled is rejected by no rule
+        expected = self.codec.encode(rendered, mode)
         return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans, samples.sampled(last))
 
     def sampled(self, leaf: Turn | None = None) -> list[tuple[int, int]]:
@@ -264,11 +269,6 @@ class Session:
             raise SessionError(
                 f"the session went on to turn {len(turns) - 1} after this request was prepared; prepare it again"
             )
-        parent = request.parent
-        if parent is not None and not (parent.number < len(turns) and turns[parent.number] is parent):
-            raise SessionError(
-                f"the request continues turn {parent.number} of an earlier opening of the session {self.id}; prepare it again"
-            )
         for turn in turns:
             if turn.completion.id == completion.id:
                 raise SessionError(
@@ -276,7 +276,7 @@ class Session:
                     "once: give another sampling another id",
                     id=completion.id,
                 )
-        if turns and parent is None:
+        if turns and request.parent is None:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
 
