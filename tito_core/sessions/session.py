@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
-from tito_core.errors import SessionError, TitoError, not_text
+from tito_core.errors import SessionError, not_text
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
@@ -173,7 +173,9 @@ class Session:
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
         if request.opening is not self._opening:
-            raise SessionError(f"the request was prepared by another opening of the session {self.id}; prepare it again")
+            raise SessionError(
+                f"the request was prepared by another opening of the session {self.id}; prepare it again"
+            )
         completion, message, parsed = accept.accepted(self.codec, request, completion, self._overrun)
         ledger, parent = request.ledger, request.parent
         new = np.concatenate((ledger.inserted, ledger.suffix, np.asarray(completion.ids)))
@@ -235,7 +237,7 @@ class Session:
         finish: str | Finish = "once",
         rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
-        error: TitoError | None = None,
+        error: BaseException | None = None,
     ) -> list[Sample]:
         """The training samples, one for each turn that `select` keeps, of the turns up to it.
 
