@@ -546,6 +546,24 @@ def test_the_client_s_call_ids_stand_for_the_sampled_ones() -> None:
         session.prepare([*told[:2], result("functions.f:0", "R1"), result("functions.f:1", "R2")])
 
 
+def exampled(identity: str) -> list[Json]:
+    return [user("q"), calling(identity), result(identity, "R"), user("u")]
+
+
+@pytest.mark.parametrize("matcher", ["strict", "tool_arguments", lambda stored, sent: stored.tool_call_id is None])
+@pytest.mark.parametrize("rule", [{}, {"append_roles": {"tool", "user"}}, {"linear": True}])
+def test_the_client_s_ids_of_calls_that_it_put_in_are_no_difference(rule: Json, matcher: Any) -> None:
+    session = codec().session(matcher=matcher, **rule)
+    turn = step(session, exampled("a"), assistant("a"))
+    assert session.prepare([*exampled("b"), assistant("a"), user("v")]).parent is turn
+    assert session.prepare(exampled("b")).ids.tolist() == turn.ids[: -turn.sampled].tolist()
+    if not rule:
+        later = step(session, [*exampled("a"), assistant("a"), *exampled("a")], assistant("b"))
+        assert (
+            session.prepare([*exampled("b"), assistant("a"), *exampled("c"), assistant("b"), user("v")]).parent is later
+        )
+
+
 def test_reasoning_under_either_name_or_none() -> None:
     session = codec().session()
     turn = step(session, [user("q")], assistant("a1", "r1"))

@@ -25,7 +25,6 @@ __all__ = [
     "spelled",
     "strict",
     "tool_arguments",
-    "unnamed",
 ]
 
 Match = Callable[[Message, Message], bool]
@@ -78,7 +77,10 @@ class Matcher:
         return _results_of(turn.message, echo, made)
 
     def same(self, stored: Message, sent: Message) -> bool:
-        answer = self._match(stored, sent)
+        """Whether they match, by all but the ids of calls that they answer: results stand in the order of their calls."""
+        answer = self._match(
+            *(one if one.tool_call_id is None else replace(one, tool_call_id=None) for one in (stored, sent))
+        )
         if type(answer) is not bool:
             raise self._match.refuse(f"answered {answer!r}; it must answer True or False")
         return answer
@@ -92,8 +94,6 @@ class Matcher:
             made = self._codec.normalise(sent, after=after, start=turn.start)
         except MessageError:
             return None
-        if after is not None and before is not None:
-            made = _results_of(before, after, made)
         if len(made) != len(own) or not all(map(self.same, own, made)):
             return None
         return _labelled(turn.message, made[-1])
@@ -157,7 +157,6 @@ def _same(stored: Message, sent: Message, same_arguments: Callable[[Any, Any], b
     return (
         stored.role == sent.role
         and stored.content == sent.content
-        and stored.tool_call_id == sent.tool_call_id
         and len(stored.tool_calls) == len(sent.tool_calls)
         and all(
             one.name == other.name and same_arguments(one.arguments, other.arguments)
@@ -205,7 +204,6 @@ def difference(stored: Message, sent: Message) -> str:
         ("the role", stored.role, sent.role),
         ("the content", stored.content, sent.content),
         ("the reasoning", stored.reasoning, sent.reasoning or stored.reasoning),
-        ("the tool_call_id", stored.tool_call_id, sent.tool_call_id),
         ("the number of tool calls", len(stored.tool_calls), len(sent.tool_calls)),
         *(
             (f"tool call {number}", *(f"{call.id} {call.name}({json.dumps(call.arguments)})" for call in pair))
@@ -216,11 +214,6 @@ def difference(stored: Message, sent: Message) -> str:
         if ours != theirs:
             return f"{what} {_short(ours)} is stored, {_short(theirs)} was sent"
     return "its tools or response_format differ"
-
-
-def unnamed(message: Message) -> Message:
-    """A message without the id of the call that it answers: results stand in the order of their calls."""
-    return replace(message, tool_call_id=None)
 
 
 def edited(
@@ -236,8 +229,7 @@ def edited(
     change: dict[Turn | None, int | None] = {None: None}
     repeated = []
     for turn in turns:
-        own = [*map(unnamed, (*turn.messages, turn.message))]
-        theirs = [*map(unnamed, sent[turn.start : turn.length])]
+        own, theirs = (*turn.messages, turn.message), sent[turn.start : turn.length]
         matches = [*map(same, own, theirs)]
         alike[turn] = alike[turn.parent] + sum(matches)
         change[turn] = change[turn.parent]
