@@ -199,20 +199,28 @@ def _results_of(stored: Message, echo: Message, made: tuple[Message, ...]) -> tu
 
 
 def difference(stored: Message, sent: Message) -> str:
-    """The first thing in which two messages that do not match differ."""
+    """The first thing in which two messages that do not match differ; what only `strict` takes for a difference comes last."""
+    calls = [
+        (f"tool call {number}", *(f"{call.name}({json.dumps(call.arguments)})" for call in pair))
+        for number, pair in enumerate(zip(stored.tool_calls, sent.tool_calls, strict=False))
+    ]
+    alike = [
+        one.name == other.name and same_json(one.arguments, other.arguments)
+        for one, other in zip(stored.tool_calls, sent.tool_calls, strict=False)
+    ]
     for what, ours, theirs in (
         ("the role", stored.role, sent.role),
         ("the content", stored.content, sent.content),
         ("the reasoning", stored.reasoning, sent.reasoning or stored.reasoning),
         ("the number of tool calls", len(stored.tool_calls), len(sent.tool_calls)),
-        *(
-            (f"tool call {number}", *(f"{call.id} {call.name}({json.dumps(call.arguments)})" for call in pair))
-            for number, pair in enumerate(zip(stored.tool_calls, sent.tool_calls, strict=False))
-            if pair[0].name != pair[1].name or not same_json(pair[0].arguments, pair[1].arguments)
-        ),
+        *(call for call, same in zip(calls, alike, strict=True) if not same),
+        ("the reasoning", stored.reasoning, sent.reasoning),
+        *calls,
     ):
         if ours != theirs:
             return f"{what} {_short(ours)} is stored, {_short(theirs)} was sent"
+    if _same(stored, sent, same_json):
+        return "nothing that it holds differs, but the session's matcher takes it for another"
     return "its tools or response_format differ"
 
 
