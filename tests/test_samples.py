@@ -554,6 +554,10 @@ def _trains_in_place(samples: Sequence[Sample], rewards: Any, metadata: Any) -> 
             "whose extras are none: its extras 'mine' are float64 of the shape (3,), and must be numbers, a row for each of ",
         ),
         (
+            _changed(extras=lambda sample: {"mine": np.zeros(len(sample.tokens), np.longdouble)}),
+            f"whose extras are none: its extras 'mine' are {np.dtype(np.longdouble)} of the shape (",
+        ),
+        (
             _changed(extras=lambda sample: {"mine": [1]}),
             "whose extras are none: its extras 'mine' are a list, and must be",
         ),

@@ -586,6 +586,20 @@ def test_tools_that_differ_are_named() -> None:
         session.prepare([{"role": "system", "content": "S"}, user("q"), assistant("a"), user("u")])
 
 
+@pytest.mark.parametrize("leaf", [0, "0", False])
+def test_a_leaf_is_a_turn(leaf: Any) -> None:
+    session = codec().session()
+    assert (session.messages(), session.compare(), session.sampled()) == ((), [], [])
+    turn = step(session, [user("q")], assistant("a"))
+    assert session.messages(turn) == session.messages() != ()
+    for asked in (session.messages, session.compare, session.sampled):
+        with pytest.raises(SessionError) as error:
+            asked(leaf)
+        assert str(error.value) == (
+            f"leaf is {leaf!r}, a {type(leaf).__name__}; pass one of the session's turns, or None for the last"
+        )
+
+
 def test_ids_of_a_client_s_own_are_no_difference_that_is_named() -> None:
     session = codec().session(linear=True)
     messages = [user("q")]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.errors import SessionError
+from tito_core.responses.completion import NUMBERS
 from tito_core.sessions.custom import Custom
 from tito_core.sessions.turn import Turn, leaves
 from tito_core.tokens.append import FinishReason, Ids
@@ -314,10 +315,10 @@ def check_extras(extras: Any, size: int) -> None:
     for name, rows in extras.items():
         if not isinstance(name, str) or not isinstance(rows, np.ndarray):
             raise ValueError(f"its extras {name!r} are a {type(rows).__name__}, and must be an array under a name")
-        if rows.dtype.kind not in "biuf" or not rows.ndim or size - len(rows) not in (0, 1):
+        if rows.dtype.type not in NUMBERS or not rows.ndim or size - len(rows) not in (0, 1):
             raise ValueError(
                 f"its extras {name!r} are {rows.dtype} of the shape {rows.shape}, and must be numbers, a row for each of "
-                f"{size} ids or for all but the last"
+                f"{size} ids or for all but the last; numbers are of 64 bits at most"
             )
 
 

@@ -211,12 +211,12 @@ class Session:
 
     def messages(self, leaf: Turn | None = None) -> tuple[Message, ...]:
         """The whole conversation of a turn, the last one where none is named, normalised."""
-        last = leaf or (self._turns[-1] if self._turns else None)
+        last = self._named(leaf)
         return last.conversation() if last else ()
 
     def compare(self, leaf: Turn | None = None) -> list[Mismatch]:
         """What the stored ids of a turn, the last one where none is named, differ in from a full render of its line."""
-        last = leaf or (self._turns[-1] if self._turns else None)
+        last = self._named(leaf)
         if last is None:
             return []
         rendered = self.codec.render(last.conversation(), tools=last.tools, decision=last.decision)
@@ -226,7 +226,7 @@ class Session:
 
     def sampled(self, leaf: Turn | None = None) -> list[tuple[int, int]]:
         """The ranges (start, end) of a turn's ids, the last one's where none is named, that the engine sampled."""
-        last = leaf or (self._turns[-1] if self._turns else None)
+        last = self._named(leaf)
         return samples.sampled(last) if last else []
 
     def samples(
@@ -263,6 +263,13 @@ class Session:
     def counters(self) -> Counters:
         """What happened in it, in whole numbers that can be added up over sessions."""
         return counted(self)
+
+    def _named(self, leaf: Turn | None) -> Turn | None:
+        if leaf is not None and not isinstance(leaf, Turn):
+            raise SessionError(
+                f"leaf is {leaf!r:.80}, a {type(leaf).__name__}; pass one of the session's turns, or None for the last"
+            )
+        return leaf or (self._turns[-1] if self._turns else None)
 
     def _admit(self, turns: tuple[Turn, ...], request: Request, completion: Completion) -> None:
         """Refuses what may not become the next turn. Called under the lock."""
