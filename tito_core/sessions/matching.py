@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, Final
 
 import orjson
@@ -96,7 +97,23 @@ class Matcher:
             return None
         if len(made) != len(own) or not all(map(self.same, own, made)):
             return None
-        return _labelled(turn.message, made[-1])
+        return self._labelled(turn.message, made[-1])
+
+    def _labelled(self, stored: Message, echo: Message) -> Message:
+        """A stored message with the ids that the client gave its calls, where it gave others."""
+        calls = [*zip(stored.tool_calls, echo.tool_calls, strict=False)]
+        if all(theirs.id in (None, ours.id) for ours, theirs in calls):
+            return stored
+        if len(stored.tool_calls) != len(echo.tool_calls) or not all(starmap(_same_call, calls)):
+            if {call.id for call in echo.tool_calls} <= {call.id for call in stored.tool_calls}:
+                return stored  # a matcher of the user's own, and calls in another order: the ids tell which is which
+            names, theirs = (", ".join(call.name for call in one.tool_calls) for one in (stored, echo))
+            if names != theirs:
+                raise self._match.refuse(
+                    f"takes the calls of {theirs} for those of {names}, under ids that are not theirs: which result is "
+                    "which call's can't be told; it must not, or the client must send the ids that were sampled"
+                )
+        return replace(stored, tool_calls=tuple(replace(ours, id=theirs.id or ours.id) for ours, theirs in calls))
 
 
 def closest(found: Mapping[Turn | None, Message | None], sent: Sequence[Any]) -> Turn | None:
@@ -153,6 +170,10 @@ def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:
         return False
 
 
+def _same_call(stored: ToolCall, sent: ToolCall) -> bool:
+    return stored.name == sent.name and same_json(stored.arguments, sent.arguments)
+
+
 def _same(stored: Message, sent: Message, same_arguments: Callable[[Any, Any], bool]) -> bool:
     return (
         stored.role == sent.role
@@ -178,15 +199,6 @@ def _spelled_call(stored: ToolCall, raw: Any) -> bool:
     )
 
 
-def _labelled(stored: Message, echo: Message) -> Message:
-    """A stored message with the ids that the client gave its calls, where it gave others."""
-    pairs = [*zip(stored.tool_calls, echo.tool_calls, strict=False)]
-    if all(theirs.id in (None, ours.id) for ours, theirs in pairs):
-        return stored
-    calls = [replace(ours, id=theirs.id or ours.id) for ours, theirs in pairs]
-    return replace(stored, tool_calls=(*calls, *stored.tool_calls[len(calls) :]))
-
-
 def _results_of(stored: Message, echo: Message, made: tuple[Message, ...]) -> tuple[Message, ...]:
     """Messages after an assistant's, whose results (in the order of its calls) get the ids of the stored calls again."""
     if echo is stored:
@@ -204,10 +216,7 @@ def difference(stored: Message, sent: Message) -> str:
         (f"tool call {number}", *(f"{call.name}({json.dumps(call.arguments)})" for call in pair))
         for number, pair in enumerate(zip(stored.tool_calls, sent.tool_calls, strict=False))
     ]
-    alike = [
-        one.name == other.name and same_json(one.arguments, other.arguments)
-        for one, other in zip(stored.tool_calls, sent.tool_calls, strict=False)
-    ]
+    alike = [*map(_same_call, stored.tool_calls, sent.tool_calls)]
     for what, ours, theirs in (
         ("the role", stored.role, sent.role),
         ("the content", stored.content, sent.content),
