@@ -72,12 +72,14 @@ class Fake:
 
 
 @contextmanager
-def serving(fake: Fake) -> Iterator[Fake]:
+def serving(fake: Fake, port: int = 0) -> Iterator[Fake]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if fake.info is None or self.path != "/server_info":
+            if self.path == "/health":
+                self._send(200, b"")
+            elif fake.info is None or self.path != "/server_info":
                 self._send(404, b'{"detail":"Not Found"}')
             else:
                 self._say(fake.info)
@@ -121,7 +123,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
         def handle_error(self, *_: Any) -> None:
             pass
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     fake.url = f"http://127.0.0.1:{server.server_address[1]}"

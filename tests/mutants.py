@@ -572,6 +572,46 @@ MUTANTS = (
         "return _parse(sampled, V4)",
         "deepseekv41",
     ),
+    Mutant(
+        "draft of the wrong length",
+        "recipe",
+        "tito_deepseek.v32:tito_family",
+        "recipes=RECIPES,",
+        'recipes={**RECIPES, "default": RECIPES["default"].model_copy(update={"speculative": '
+        '{**dict(RECIPES["default"].speculative or ()), "num_draft_tokens": 4}})},',
+    ),
+    Mutant(
+        "ranks that attention does not divide",
+        "recipe",
+        "tito_deepseek.v4:tito_family",
+        "recipes=RECIPES,",
+        'recipes={**RECIPES, "balanced": RECIPES["balanced"].model_copy(update={"tensor_parallel": 12})},',
+        "deepseekv4",
+    ),
+    Mutant(
+        "dispatch of the environment unread",
+        "recipe",
+        "tito_deepseek.v4:dispatch",
+        "int(recipe.environment.get(DISPATCH, DISPATCHED))",
+        "DISPATCHED",
+        "deepseekv4",
+    ),
+    Mutant(
+        "experts kept as ranks",
+        "recipe",
+        "tito_core.recipes.namespace:to_namespace",
+        '"ep_size": recipe.expert_parallel,',
+        '"ep_size": recipe.tensor_parallel,',
+        "deepseekv4",
+    ),
+    Mutant(
+        "attention's parallelism kept as replicas",
+        "recipe",
+        "tito_core.recipes.namespace:to_namespace",
+        "recipe.attention_data_parallel > 1,",
+        "recipe.attention_data_parallel > 99,",
+        "deepseekv4",
+    ),
 )
 
 # In the chat templates of Qwen: a fault that the checks must see in any family of Jinja templates.

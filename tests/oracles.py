@@ -84,6 +84,7 @@ SGLANG_OLD = Wheel(
     {
         OLD_ENCODER: "012e4dc254c4046f600674eaa799d59dffe5e4a46450da7b4629cf16706fc6c3",
         PROTOCOL: "4f4e9714c27509b845f0389528c431ff296de9cfec796fcf91b6e4e77f00a7bc",
+        "sglang/srt/server_args.py": "e1eebd7fa8e5b0c7cb31371e24b4700dd2cdfe6c4b6edd0e417c6a71fade48b8",
     },
 )
 RECIPE = Wheel(

@@ -261,6 +261,7 @@ Commands:
   families  List the installed families.
   show      Show what a family declares.
   template  Print a family's chat template.
+  recipe    Print what starts an engine with a family's recipe.
   doctor    Diagnose every installed plugin.
   verify    Prove that a family keeps its promises.
 

@@ -51,8 +51,13 @@ FULL = family(
         ),
         "plain": Recipe(
             speculative=None,
+            engine="vllm",
+            attention_data_parallel=2,
+            parsers=Parsers(tool_call="t"),
+            memory_fraction=0.5,
             max_running_requests=8,
             arguments={"page-size": 1, "flag": True},
+            seen="two machines",
             platforms={"rocm": {"arguments": {"page-size": 64}, "environment": {"A": "2"}}, "cpu": {}},
         ),
     },
@@ -231,6 +236,11 @@ def test_a_recipe_holds_on_its_platform() -> None:
     recipe = FULL.recipes["plain"]
     rocm = Recipe(
         speculative=None,
+        engine="vllm",
+        attention_data_parallel=2,
+        parsers=Parsers(tool_call="t"),
+        memory_fraction=0.5,
+        seen="two machines",
         max_running_requests=8,
         arguments={"page-size": 64, "flag": True},
         environment={"A": "2"},
@@ -519,3 +529,14 @@ def test_a_reference_is_loaded_or_says_why_not() -> None:
         with pytest.raises(FamilyError) as caught:
             load_reference(reference)
         assert str(caught.value) == f"{reference} can't be loaded: {said}"
+
+
+def test_known_issues_explain_a_log_of_their_engines() -> None:
+    issues = (
+        KnownIssue(name="one", summary="S.", matches="first.*last", advice="A.", engines=("sglang",)),
+        KnownIssue(name="any", summary="T.", matches="last", advice="B."),
+    )
+    family = FULL.model_copy(update={"known_issues": issues})
+    assert family.explained("first\nlast", "sglang") == "one: S. A. any: T. B."
+    assert family.explained("first\nlast", "vllm") == "any: T. B."
+    assert family.explained("nothing", "sglang") == ""

@@ -82,10 +82,8 @@ def test_every_make_target_and_option_exists() -> None:
     rules = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(re.search(rf"^{target}:", rules, re.MULTILINE) for target in targets)
     known = tito("verify", "--help")
-    later, engines = {"--launch"}, {"--chat-template"}
-    assert {
-        option for option in re.findall(r"--[a-z][a-z-]*", README + GUIDE) if option not in known
-    } == later | engines
+    engines = {"--chat-template"}
+    assert {option for option in re.findall(r"--[a-z][a-z-]*", README + GUIDE) if option not in known} == engines
 
 
 @pytest.mark.parametrize(

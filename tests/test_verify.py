@@ -16,9 +16,10 @@ import tito_core
 from mutants import MUTANTS, in_effect
 from tito_core import AppendRoles, Codec, Deployment, Encoder, Recipe, Rule
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import CheckpointError, FamilyError, UnknownFamilyError
+from tito_core.errors import CheckpointError, FamilyError, RecipeError, UnknownFamilyError
 from tito_core.families.registry import Registry
 from tito_core.prompts.gate import check_append, check_prompt
+from tito_core.recipes.sglang import SGLANG
 from tito_core.verify import bench, run
 from tito_core.verify.bench import Bench, Broken, same_ids
 from tito_core.verify.cases import Conversation, conversations, simpler
@@ -289,6 +290,22 @@ def too_wide(recipe: Recipe, deployment: Deployment) -> str | None:
     return f"size {size} is more than 8 in {deployment.profile}" if size > 8 else None
 
 
+def test_a_recipe_that_breaks_a_rule_of_its_engine() -> None:
+    whole = codec()
+    odd = Recipe(speculative=None, platforms={"rocm": {"arguments": {"moe-a2a-backend": "mori"}}}, tensor_parallel=8)
+    loaded = whole.loaded._declaring(recipes={"p": odd}, known_issues=())
+    made = Codec(loaded, whole.encoder, whole.template, whole.revision, whole.origin)
+    check = next(check for check in CHECKS if check.name == "recipe")
+    assert check.once is not None
+    with pytest.raises(RecipeError) as caught:
+        check.once(Bench(made, made.append_roles, 0))
+    assert (str(caught.value), caught.value.where) == (
+        "deepseekv32 can't be served by sglang with the profile 'p': moe-a2a-backend is mori, expert_parallel is 1 and "
+        "tensor_parallel is 8: with it SGLang splits the experts over all 8 ranks, whatever it is told; give expert_parallel 8",
+        {"rule": "dispatched"},
+    )
+
+
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
@@ -311,7 +328,7 @@ def test_a_recipe_that_breaks_a_rule_of_its_family(recipe: Recipe, why: str | No
     assert check.once is not None
     bench = Bench(made, made.append_roles, 0)
     if why is None:
-        assert check.once(bench) == 3
+        assert check.once(bench) == 3 + len(SGLANG.rules)
         return
     with pytest.raises(FamilyError) as caught:
         check.once(bench)

@@ -407,7 +407,11 @@ def test_the_command_says_that_the_engine_was_lost(fake: Fake, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--max-tokens", "5"], 2, "Error: --max-tokens is about a live engine: name it with --engine URL."),
+        (
+            ["--max-tokens", "5"],
+            2,
+            "Error: --max-tokens is about a live engine: name it with --engine URL, or start it with --launch.",
+        ),
         (
             ["--engine", "http://x", "--conversations", "5"],
             2,

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tito_core.families.registry import Registry, diagnose, get_family, list_families, load
     from tito_core.prompts.messages import Message, Tool, ToolCall
     from tito_core.prompts.template import Parts, Rendered, Renderer, Span
+    from tito_core.recipes.namespace import from_namespace, to_namespace
+    from tito_core.recipes.plan import Command, Plan, plan
     from tito_core.responses.completion import Completion
     from tito_core.responses.parse import Parsed, Piece, Sampled, parse, strict_json, tool_call
     from tito_core.sessions.counters import Counters
@@ -69,6 +71,8 @@ _HOMES = {
     "tito_core.families.registry": "Registry diagnose get_family list_families load",
     "tito_core.prompts.messages": "Message Tool ToolCall",
     "tito_core.prompts.template": "Parts Rendered Renderer Span",
+    "tito_core.recipes.namespace": "from_namespace to_namespace",
+    "tito_core.recipes.plan": "Command Plan plan",
     "tito_core.responses.completion": "Completion",
     "tito_core.responses.parse": "Parsed Piece Sampled parse strict_json tool_call",
     "tito_core.sessions.counters": "Counters",
@@ -92,6 +96,7 @@ __all__ = [
     "Case",
     "Checkpoint",
     "Codec",
+    "Command",
     "Comparator",
     "Completion",
     "ControlToken",
@@ -112,6 +117,7 @@ __all__ = [
     "Parsers",
     "Parts",
     "Piece",
+    "Plan",
     "Recipe",
     "Registry",
     "Rendered",
@@ -140,14 +146,17 @@ __all__ = [
     "Vocabulary",
     "diagnose",
     "from_jsonl",
+    "from_namespace",
     "from_safetensors",
     "get_family",
     "hookimpl",
     "list_families",
     "load",
     "parse",
+    "plan",
     "strict_json",
     "to_jsonl",
+    "to_namespace",
     "to_safetensors",
     "tool_call",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "GateError",
     "MessageError",
     "PluginError",
+    "RecipeError",
     "SessionError",
     "TemplateError",
     "ThinkingError",
@@ -53,6 +54,10 @@ class UnknownFamilyError(FamilyError):
 
 class PluginError(FamilyError):
     """A plugin could not be imported, or breaks the contract."""
+
+
+class RecipeError(FamilyError):
+    """An engine can't be started with a recipe: a rule of the engine, `where["rule"]`, refuses it."""
 
 
 class CheckpointError(TitoError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,16 +21,34 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the models, by their vocabularies' names, and the servers' logs."""
+    return tmp_path_factory.mktemp("sglang")
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[dict[tuple[str, ...], Server]]:
+    """The one server that runs, if one does, by what was asked for."""
+    one: dict[tuple[str, ...], Server] = {}
+    yield one
+    stop(one)
+
+
+@pytest.fixture
+def alone(running: dict[tuple[str, ...], Server]) -> None:
+    """No server runs."""
+    stop(running)
+
+
+@pytest.fixture(scope="session")
+def server(home: Path, running: dict[tuple[str, ...], Server]) -> Serve:
     """`server(vocabulary, reasoning_parser, tool_call_parser, *flags)`: a server that is ready. Logs: `sglang-*` in the
     base of the temporary directories."""
-    home = tmp_path_factory.mktemp("sglang")
-    running: dict[tuple[str, ...], Server] = {}
 
     def serve(vocabulary: Name, reasoning_parser: str, tool_call_parser: str, *more: str) -> Server:
         key = (vocabulary, reasoning_parser, tool_call_parser, *more)
         if key not in running:
-            stop()
+            stop(running)
             flags = ("--reasoning-parser", reasoning_parser, "--tool-call-parser", tool_call_parser, *more)
             model = make_model(SGLANG, vocabulary, home / vocabulary)
             codec(vocabulary), processor()  # once, before many threads ask for them at the same time
@@ -38,12 +57,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
             running[key].start()
         return running[key]
 
-    def stop() -> None:
-        while running:
-            running.popitem()[1].close()
+    return serve
 
-    yield serve
-    stop()
+
+def stop(running: dict[tuple[str, ...], Server]) -> None:
+    while running:
+        running.popitem()[1].close()
 
 
 @pytest.fixture(scope="session", params=NAMES)

@@ -76,6 +76,7 @@ def test_scripted_output_with_thoughts_calls_cuts_and_garbled_markup(live: Serve
     assert {"tool_results", "tool_results_then_user", "failed_call_result"} & set(report.sessions.actions)
 
 
+@pytest.mark.parametrize("live", ["r1"], indirect=True)
 def test_a_server_that_is_killed_in_mid_session_loses_no_turn_and_serves_again(live: Server) -> None:
     answers = threading.Event()
 

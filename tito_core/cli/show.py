@@ -126,17 +126,12 @@ def _recipe(recipe: Recipe) -> str:
         if one
         else "no speculation"
     )
+    plain = {"speculative", "engine", "parsers", "arguments", "environment", "platforms", "made_for", "source", "seen"}
     sizes = _pairs(
         {
-            name: size
-            for name in (
-                "tensor_parallel",
-                "expert_parallel",
-                "data_parallel",
-                "pipeline_parallel",
-                "max_running_requests",
-            )
-            if (size := getattr(recipe, name) or 1) > 1
+            name: value
+            for name, field in type(recipe).model_fields.items()
+            if name not in plain and (value := getattr(recipe, name)) != field.default
         }
     )
     return "; ".join(filter(None, (said, sizes, _pairs(recipe.arguments), _pairs(recipe.environment))))

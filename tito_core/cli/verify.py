@@ -7,13 +7,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
+from tito_core.cli.launch import Launch, launch_options
 from tito_core.cli.main import NOT_LOADED, USAGE
 from tito_core.cli.text import clip, plain, quoted
 from tito_core.errors import TitoError
@@ -120,6 +121,7 @@ def _target(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     show_default=True,
     help="Share of turns that may be in other ids than their text has.",
 )
+@launch_options
 @click.option("--api-key-env", metavar="NAME", help="The environment variable that holds the engine's API key.")
 @click.option("--json", "target", callback=_target, metavar="FILE", help="Write the report there; - is stdout.")
 def command(
@@ -139,53 +141,70 @@ def command(
     assistant_text_threshold: float,
     api_key_env: str | None,
     target: str | None,
+    **launching: Any,
 ) -> None:
     """Prove that a family keeps its promises, on generated conversations and whole sessions.
 
     Needs no GPU and no network. Exits 0 when all held and 1 when a promise broke: the smallest conversation that shows
     it is then printed, and saved in this directory. 2 is wrong usage, 3 a family or a checkpoint that can't be loaded,
-    or an engine that can't be reached or runs other parsers than the family's. With --engine only sessions are driven,
-    with the vocabulary that it serves.
+    or an engine that can't be started or reached or runs other parsers than the family's. With --engine only sessions are
+    driven, with the vocabulary that it serves; with --launch on an engine that is started for them.
     """
     from tito_core.cli.output import console
+    from tito_core.families.registry import default_registry
     from tito_core.verify.run import verify
 
     if model is not None and vocabulary is not None:
         raise click.UsageError("--model brings its own vocabulary: leave --vocabulary out.")
-    _together(engine)
-    # What a plugin prints is no part of the answer.
-    with contextlib.redirect_stdout(sys.stderr), _progress() as progress:
-        if (revision, vocabulary, append_roles) != (None, None, None):
-            _known(family, revision, vocabulary, append_roles)
-        served = vocabulary if engine is None or model is not None else _served(family, vocabulary)
-        common: dict[str, Any] = {
-            "model": model,
-            "revision": revision,
-            "vocabulary": served,
-            "sessions": sessions,
-            "seed": seed,
-            "append_roles": append_roles,
-            "progress": progress,
-        }
-        if engine is None:
-            report = verify(family, conversations=conversations, **common)
-        else:
-            from tito_core.engines.sglang import SGLangEngine
-            from tito_core.engines.vllm import VLLMEngine
-            from tito_core.verify.live import verify_live
+    launch = Launch.of(launching)
+    _together(engine, launch.launch, launching)
+    if launch.dry_run:
+        launch.show(family, engine_kind, launch.checkpoint(model))
+        return
+    with contextlib.ExitStack() as until_told:
+        # What a plugin prints is no part of the answer.
+        with contextlib.redirect_stdout(sys.stderr), _progress() as progress:
+            if (revision, vocabulary, append_roles) != (None, None, None):
+                _known(family, revision, vocabulary, append_roles)
+            common: dict[str, Any] = {
+                "model": model,
+                "revision": revision,
+                "vocabulary": vocabulary if engine is None or model is not None else _served(family, vocabulary),
+                "sessions": sessions,
+                "seed": seed,
+                "append_roles": append_roles,
+                "progress": progress,
+            }
+            key, served = _key(api_key_env), None
+            if launch.launch:
+                default_registry.load(
+                    family, model=model, revision=revision
+                )  # what fails, fails before an engine loads
+                serving = launch.serving(family, engine_kind, launch.checkpoint(model), progress)
+                served = until_told.enter_context(serving)
+                engine = served.url
+            if engine is None:
+                report = verify(family, conversations=conversations, **common)
+            else:
+                from tito_core.engines.sglang import SGLangEngine
+                from tito_core.engines.vllm import VLLMEngine
+                from tito_core.verify.live import verify_live
 
-            kind = {"sglang": SGLangEngine, "vllm": VLLMEngine}[engine_kind]
-            with kind(engine, api_key=_key(api_key_env), concurrency=concurrency) as live:
-                report = verify_live(
-                    family,
-                    live,
-                    concurrency=concurrency,
-                    max_tokens=max_tokens,
-                    truncation=truncation,
-                    threshold=assistant_text_threshold,
-                    **common,
-                )
-    print_report(report, console(stderr=target == "-"))
+                kind = {"sglang": SGLangEngine, "vllm": VLLMEngine}[engine_kind]
+                with kind(engine, api_key=key, concurrency=concurrency) as live:
+                    report = verify_live(
+                        family,
+                        live,
+                        concurrency=concurrency,
+                        max_tokens=max_tokens,
+                        truncation=truncation,
+                        threshold=assistant_text_threshold,
+                        launched=served.command if served else "",
+                        **common,
+                    )
+        print_report(report, console(stderr=target == "-"))
+        if served and report.exit_code == NOT_LOADED:
+            served.tell()
     code = report.exit_code
     if target is not None and not _written(target, report):
         code = code or USAGE
@@ -391,7 +410,7 @@ def _known(family: str, revision: str | None, vocabulary: str | None, roles: Seq
         raise click.BadParameter(cause.args[0], param_hint=f"'--{option}'") from None
 
 
-def _together(engine: str | None) -> None:
+def _together(engine: str | None, launch: bool, launching: Iterable[str]) -> None:
     """Refuses options that mean nothing beside the others given."""
     context = click.get_current_context()
     given = {
@@ -399,10 +418,18 @@ def _together(engine: str | None) -> None:
         for parameter in context.command.params
         if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     }
+    if engine is not None and launch:
+        raise click.UsageError("--engine is one that runs, --launch starts one: leave out one of the two.")
+    started = [given[name] for name in launching if name in given]
+    if started and not launch:
+        raise click.UsageError(f"{started[0]} is about an engine that is started: say --launch.")
     live = ("engine_kind", "concurrency", "max_tokens", "truncation", "assistant_text_threshold", "api_key_env")
-    if engine is None and (alone := [given[name] for name in live if name in given]):
-        raise click.UsageError(f"{alone[0]} is about a live engine: name it with --engine URL.")
-    if engine is not None and "conversations" in given:
+    alone = [given[name] for name in live if name in given]
+    if alone and engine is None and not launch:
+        raise click.UsageError(
+            f"{alone[0]} is about a live engine: name it with --engine URL, or start it with --launch."
+        )
+    if "conversations" in given and (engine is not None or launch):
         raise click.UsageError("--conversations is about the run without an engine: leave out one of the two.")
 
 

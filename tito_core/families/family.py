@@ -472,18 +472,32 @@ class Speculative(Declaration):
 class Recipe(Declaration):
     """The settings that an engine serves a family with. `speculative=None` is a recipe without speculation.
 
-    `arguments` are further ones of the engine, by their long names without dashes in front; true is a bare flag.
+    Sizes are numbers of ranks. `expert_parallel`: those that experts are split over. `data_parallel`: replicas of the whole
+    engine. `attention_data_parallel` and `attention_context_parallel` divide the ranks of `tensor_parallel`, for attention
+    alone, and `moe_data_parallel` does for experts. `parsers=None` means the family's own for the engine. `memory_fraction`
+    is the share of a GPU's memory for weights and cache. `arguments` are further ones of the engine, by their long names
+    without dashes in front; true is a bare flag. They and `environment` are `engine`'s, and no other is served with them.
+    `made_for` is the model that the numbers are for, one of the family's: None where they are for any. `source` says where
+    the numbers come from, `seen` on what they were seen to work: empty where nobody here saw it.
     """
 
     speculative: Speculative | None
+    engine: Literal["sglang", "vllm"] = "sglang"
     tensor_parallel: int = Field(default=1, ge=1)
+    pipeline_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
     data_parallel: int = Field(default=1, ge=1)
-    pipeline_parallel: int = Field(default=1, ge=1)
+    attention_data_parallel: int = Field(default=1, ge=1)
+    attention_context_parallel: int = Field(default=1, ge=1)
+    moe_data_parallel: int = Field(default=1, ge=1)
+    parsers: Parsers | None = None
+    memory_fraction: float | None = Field(default=None, gt=0, lt=1)
     max_running_requests: int | None = Field(default=None, ge=1)
     arguments: JsonObject = {}
     environment: Annotated[dict[str, str], FROZEN] = {}
+    made_for: str | None = None
     source: str = ""
+    seen: str = ""
     platforms: Annotated[dict[Platform, dict[Literal["arguments", "environment"], JsonObject]], FROZEN] = {}
     """What holds on one platform only, over `arguments` and `environment`; a family asked for a recipe answers `on` it."""
 
@@ -501,6 +515,10 @@ class Recipe(Declaration):
         both = {name: {**getattr(self, name), **extras.get(name, {})} for name in ("arguments", "environment")}
         return self.model_copy(update={**both, "platforms": {}})
 
+    def told(self) -> Recipe:
+        """What an engine is told of it: without `made_for`, `source` and `seen`."""
+        return self.model_copy(update={"made_for": None, "source": "", "seen": ""})
+
 
 class Rule(Declaration):
     """A named check of a recipe: a reference to a function, so that a declaration stays data.
@@ -513,7 +531,8 @@ class Rule(Declaration):
 
 
 class Deployment(Declaration):
-    """What a recipe is asked for. `overrides` are a caller's own values for fields of the recipe."""
+    """What a recipe is asked for. `overrides` are a caller's own values for fields of the recipe, each in place of the whole
+    field. `version` is the engine's, for rules that changed between releases."""
 
     engine: str = "sglang"
     version: str | None = None
@@ -687,6 +706,9 @@ class Family(Declaration):
         ):
             if stray := [token for token in tokens if token not in known]:
                 raise ValueError(f"{what} names {stray}, which control_tokens does not")
+        for profile, recipe in self.recipes.items():
+            if recipe.made_for is not None and recipe.made_for not in self.models:
+                raise ValueError(f"recipes[{profile!r}] is made for {recipe.made_for!r}, which models does not name")
         for issue in self.known_issues:
             if unknown := sorted(set(issue.profiles) - set(self.recipes)):
                 raise ValueError(f"the known issue {issue.name!r} names profiles {unknown}, which recipes does not")
@@ -723,6 +745,11 @@ class Family(Declaration):
             found=theirs.model_dump(),
             declared=ours.model_dump(),
         )
+
+    def explained(self, log: str, engine: str) -> str:
+        """The known issues that an engine's log, or an error's text, shows, and what to do; empty where it shows none."""
+        issues = [issue for issue in self.known_issues if not issue.engines or engine in issue.engines]
+        return " ".join(f"{issue.name}: {issue.summary} {issue.advice}" for issue in issues if issue.explains(log))
 
     def revision(self, name: str | None) -> Revision:
         """The revision of that name; the first where it is None. Raises KeyError with the known names."""

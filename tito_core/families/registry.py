@@ -152,16 +152,27 @@ class LoadedFamily:
             )
         return narrow
 
-    def recipe(self, deployment: Deployment) -> Recipe:
-        """The recipe for a deployment, on its platform, its overrides in it. Raises FamilyError where the family has no such
-        profile, where the overrides make none, or where a rule of the family refuses it."""
-        answer = self._ask("tito_speculative_recipe", Recipe, deployment=deployment)
+    def answered(self, deployment: Deployment) -> tuple[Recipe, str]:
+        """The recipe of a deployment's profile on its platform, without the caller's overrides and asked of no rule, and who
+        gives it. Raises FamilyError where the family has no such profile."""
+        arguments = {"deployment": deployment}
+        answer, origin = self._overriding("tito_speculative_recipe", Recipe, arguments)
+        if answer is None:
+            origin = f"profile {deployment.profile} of {self.name}"
+            answer = self._own("tito_speculative_recipe", Recipe, arguments)
         if answer is None:
             known = ", ".join(self.declaration.recipes) or "none"
             raise FamilyError(f"{self.name} has no recipe of the profile {deployment.profile!r}; known: {known}")
+        return answer.on(deployment.platform), origin
+
+    def recipe(self, deployment: Deployment) -> Recipe:
+        """The recipe for a deployment, on its platform, its overrides in it. Raises FamilyError where the family has no such
+        profile, where the overrides make none, or where a rule of the family refuses it. `recipes.plan` asks the engine's
+        rules too."""
+        answer, _ = self.answered(deployment)
         said = f"{self.name} can't be served with the profile {deployment.profile!r}"
         with blaming(f"{said} and the overrides {dict(deployment.overrides)}", FamilyError):
-            recipe = answer.on(deployment.platform).model_copy(update=deployment.overrides)
+            recipe = answer.model_copy(update=deployment.overrides)
         for rule in self.declaration.recipe_rules:
             with self._blaming(self._provider, f"the recipe rule {rule.name}"):
                 why = load_reference(rule.check)(recipe, deployment)

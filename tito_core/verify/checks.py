@@ -22,6 +22,8 @@ from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import EncodingError, GateError, MessageError, ThinkingError, TitoError, TruncatedTurnError
 from tito_core.families.family import APPEND_ROLES, Deployment, Effort, Family
 from tito_core.prompts.messages import Message, Tool, ToolCall, normalise_tools
+from tito_core.recipes.namespace import from_namespace, to_namespace
+from tito_core.recipes.plan import command_line, plan
 from tito_core.responses.completion import Completion
 from tito_core.responses.parse import Parsed
 from tito_core.responses.parse import parse as read_back
@@ -939,7 +941,8 @@ _CUTS: Final = 3
 
 
 def recipe(bench: Bench) -> int:
-    """Every declared recipe can be asked for and keeps every rule, and the declaration is the same after JSON."""
+    """Every declared recipe can be planned: it keeps every rule of the family and of its engine, and is the same after a trip
+    through the fields that trainers keep. The declaration is the same after JSON."""
     loaded, family = bench.codec.loaded, bench.codec.family
     tried = 1
     again = type(family).model_validate_json(family.model_dump_json())
@@ -947,8 +950,16 @@ def recipe(bench: Bench) -> int:
         raise Broken("the declaration is another one after a trip through JSON")
     for profile, declared in family.recipes.items():
         for platform in dict.fromkeys((Deployment().platform, *declared.platforms)):
-            loaded.recipe(Deployment(profile=profile, platform=platform))
-            tried += 1 + len(family.recipe_rules)
+            asked = Deployment(profile=profile, platform=platform, engine=declared.engine)
+            served = plan(loaded, asked).recipe
+            tried += 1 + len(family.recipe_rules) + len(command_line(asked.engine).rules)
+            if served.engine != "sglang":
+                continue
+            kept = from_namespace(to_namespace(served), environment=served.environment)
+            if kept != served.told():
+                raise Broken(
+                    f"the recipe {profile} on {platform} is another one after a trip through a trainer's fields"
+                )
     return tried
 
 

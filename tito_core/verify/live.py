@@ -46,6 +46,7 @@ def verify_live(
     truncation: Truncation = "refuse",
     append_roles: Iterable[str] | None = None,
     threshold: float = 0.2,
+    launched: str = "",
     seed: int = 0,
     registry: Registry | None = None,
     progress: Progress | None = None,
@@ -53,7 +54,8 @@ def verify_live(
     """Drives sessions on a live engine, `concurrency` at a time, each turn at most `max_tokens` ids.
 
     The engine's own parsers make the messages where it has any. `threshold` bounds the share of turns whose sampled ids
-    differ from the canonical ones. Under `refuse` a session ends with its first turn that was cut.
+    differ from the canonical ones. Under `refuse` a session ends with its first turn that was cut. `launched` is the command
+    that started the engine, for the report.
 
     Raises EngineError where the engine does not answer at all; one that is lost later is a failure, and the report holds
     what was committed before. FamilyError where the engine's parsers are not the family's. UnknownFamilyError, PluginError,
@@ -77,7 +79,7 @@ def verify_live(
             run.lost.set()
             engine.cancel()
             raise
-    return run.report(max_tokens, threshold, began)
+    return run.report(max_tokens, threshold, launched, began)
 
 
 class _Run:
@@ -136,15 +138,10 @@ class _Run:
         if isinstance(cause, EngineError):
             check = "engine"
             what += f" ({len(done.committed)} turn(s) of this session were committed, and are kept)"
-        issues = [
-            f"{issue.name}: {issue.summary} {issue.advice}"
-            for issue in self.bench.codec.family.known_issues
-            if self.engine.kind in (*issue.engines, *([] if issue.engines else [self.engine.kind]))
-            and issue.explains(what)
-        ]
-        self.tally.fail(check, self.bench, what, done, known_issue=" ".join(issues), **done.broken.details)
+        known = self.bench.codec.family.explained(what, self.engine.kind)
+        self.tally.fail(check, self.bench, what, done, known_issue=known, **done.broken.details)
 
-    def report(self, max_tokens: int, threshold: float, began: float) -> Report:
+    def report(self, max_tokens: int, threshold: float, launched: str, began: float) -> Report:
         tally, bench = self.tally, self.bench
         renders = [self._renders[number] for number in sorted(self._renders)]
         for _, broken in renders:
@@ -174,6 +171,7 @@ class _Run:
         engine = EngineResult(
             kind=self.engine.kind,
             url=self.engine.url,
+            launched=launched,
             max_tokens=max_tokens,
             turns=tuple(TurnResult(**rows[number]) for number in sorted(rows)),
             cut=sum(turn.finish_reason == "length" for turn in turns),

@@ -96,11 +96,13 @@ class EngineResult(_Part):
     """What a live engine did. `turns`, by number; `cut` by length; `early` is how many stopped within 3 ids.
 
     `assistant_text` is the share of turns whose ids differ from the canonical ones, allowed up to `threshold`. `accepted`
-    is the mean length that speculation accepted, None without. `mismatches` are those of each session, by kind.
+    is the mean length that speculation accepted, None without. `mismatches` are those of each session, by kind. `launched` is
+    the command that started it, empty where it ran already.
     """
 
     kind: str
     url: str
+    launched: str = ""
     max_tokens: int
     turns: tuple[TurnResult, ...]
     cut: int

@@ -40,15 +40,17 @@ VOCABULARIES = (
 )
 
 
-def _on_eight(source: str, steps: int) -> Recipe:
+def _on_eight(source: str, steps: int, seen: str = "") -> Recipe:
     """EAGLE with top-k 1 drafts one token more than it takes steps; no steps is no speculation."""
     eagle = Speculative(algorithm="EAGLE", num_steps=steps, eagle_topk=1, num_draft_tokens=steps + 1) if steps else None
-    return Recipe(speculative=eagle, tensor_parallel=8, expert_parallel=8, source=source)
+    return Recipe(speculative=eagle, tensor_parallel=8, expert_parallel=8, source=source, seen=seen)
 
 
 RECIPES = {
     "default": _on_eight("miles, session verification of DeepSeek V3.2", 2),
-    "plain": _on_eight("the default without speculation; seen to hold 64 of 64 sessions on GPUs", 0),
+    "plain": _on_eight(
+        "the default without speculation", 0, seen="GPUs, where 64 of 64 sessions held, as its users report"
+    ),
     "low-latency": _on_eight("SGLang, docs/basic_usage/deepseek_v32.md", 3),
 }
 

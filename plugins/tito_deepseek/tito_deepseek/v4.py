@@ -38,7 +38,14 @@ def _on_eight(source: str, steps: int, **more: Any) -> Recipe:
     """EAGLE with top-k 1 drafts one token more than it takes steps; no steps is no speculation."""
     eagle = Speculative(algorithm="EAGLE", num_steps=steps, eagle_topk=1, num_draft_tokens=steps + 1) if steps else None
     on_amd: dict[Any, Any] = {"rocm": {"environment": {"SGLANG_USE_AITER_AG": "false"}}} if steps else {}
-    return Recipe(speculative=eagle, tensor_parallel=8, source=source, platforms=on_amd, **more)
+    return Recipe(
+        speculative=eagle,
+        tensor_parallel=8,
+        made_for="deepseek-ai/DeepSeek-V4-Pro",
+        source=source,
+        platforms=on_amd,
+        **more,
+    )
 
 
 RECIPES = {
@@ -47,10 +54,10 @@ RECIPES = {
     "balanced": _on_eight(
         f"{COOKBOOK}; requests and dispatched tokens: the largest that fit together",
         1,
-        data_parallel=8,
+        attention_data_parallel=8,
         expert_parallel=8,
         max_running_requests=128,
-        arguments={"enable-dp-attention": True, "moe-a2a-backend": "deepep"},
+        arguments={"moe-a2a-backend": "deepep"},
         environment={DISPATCH: "256"},
     ),
     "plain": _on_eight(f"{COOKBOOK}, its high-throughput", 0),
@@ -60,7 +67,12 @@ RECIPES = {
 def speculation(recipe: Recipe, deployment: Deployment) -> str | None:
     """SGLang starts V4 with EAGLE of top-k 1 or with DSPARK, else not at all."""
     one = recipe.speculative
-    if one is None or one.algorithm == "DSPARK" or (one.algorithm, one.eagle_topk) == ("EAGLE", 1):
+    if (
+        deployment.engine != "sglang"
+        or one is None
+        or one.algorithm == "DSPARK"
+        or (one.algorithm, one.eagle_topk) == ("EAGLE", 1)
+    ):
         return None
     return f"it speculates with {one.algorithm} of top-k {one.eagle_topk}, and takes EAGLE of top-k 1 or DSPARK only"
 
@@ -82,7 +94,7 @@ def dispatch(recipe: Recipe, deployment: Deployment) -> str | None:
 
 def all_gather(recipe: Recipe, deployment: Deployment) -> str | None:
     """On AMD speculation ends turns early, or not at all, with aiter's all-gather."""
-    if deployment.platform != "rocm" or recipe.speculative is None:
+    if deployment.engine != "sglang" or deployment.platform != "rocm" or recipe.speculative is None:
         return None
     if recipe.environment.get("SGLANG_USE_AITER_AG", "").lower() in ("false", "0"):
         return None

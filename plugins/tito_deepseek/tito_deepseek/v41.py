@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_core import AppendRoles, ControlToken, Effort, Family, Parsers, Revision, Vocabulary, hookimpl
+from tito_core import AppendRoles, ControlToken, Effort, Family, Parsers, Recipe, Revision, Vocabulary, hookimpl
 from tito_core.families.family import Role
 from tito_deepseek import v4
 from tito_deepseek.v4_encoding import ANSWER, ASSISTANT, BOS, EOS, LEVELS, SYSTEM, THINK, USER
@@ -17,6 +17,14 @@ VOCABULARY = Vocabulary(
     stands_in_for="DeepSeek V4.1",
     added=(SYSTEM,),
 )
+
+RECIPES = {
+    "default": Recipe(
+        speculative=None,
+        tensor_parallel=8,
+        source="none of V4.1's is among the sources: V4's ranks, and no speculation, of which nobody says that it holds here",
+    ),
+}
 
 
 @hookimpl
@@ -66,5 +74,6 @@ def tito_family() -> Family:
             ),
         ),
         vocabularies=(VOCABULARY,),
+        recipes=RECIPES,
         recipe_rules=v4.RULES,
     )

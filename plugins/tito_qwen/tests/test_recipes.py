@@ -12,7 +12,7 @@ from oracles import wheel
 from tito_core import Deployment, KnownIssue, Recipe, Speculative
 from tito_core.families.family import load_reference
 from tito_core.families.registry import Registry
-from tito_qwen.recipes import MAMBA, RECIPES, RULES, STRATEGY, draft, lora, mamba, mamba_of_its_own_draft
+from tito_qwen.recipes import MAMBA, RECIPES, RULES, STRATEGY, draft, mamba, mamba_of_its_own_draft
 
 CUDA = {STRATEGY: "extra_buffer", "page-size": 64}
 ROCM = {STRATEGY: "no_buffer", "page-size": 1, "disable-overlap-schedule": True}
@@ -35,7 +35,7 @@ NUMBERS = {
     ("qwen36", "default"): (("EAGLE", 2, 1, 3), 1, 1),
     ("qwen36", "low-latency"): (("EAGLE", 3, 1, 4), 1, 1),
     ("qwen36", "plain"): (None, 1, 1),
-    ("qwen38", "default"): (None, 8, 1),
+    ("qwen38", "default"): (None, 1, 1),
 }
 
 
@@ -106,7 +106,7 @@ def test_sglang_takes_every_option() -> None:
             assert kind in annotation.split(",")[0], (name, annotation)
             assert "choices=" not in annotation or repr(value) in annotation
             seen.add(name)
-    assert seen >= {STRATEGY, "page-size", "disable-overlap-schedule", "disable-radix-cache", "mem-fraction-static"}
+    assert seen >= {STRATEGY, "page-size", "disable-overlap-schedule", "disable-radix-cache"}
     assert "mamba_scheduler_strategy" not in fields()
 
 
@@ -145,10 +145,9 @@ def test_speculation_needs_the_cache_of_its_platform() -> None:
         (served(disable_radix_cache=True), cuda),
         (Recipe(speculative=None), cuda),
         (served(), cpu),
-        (served(), Deployment(overrides={"mamba_radix_cache_strategy": "extra_buffer", "page_size": 64})),
+        (served(mamba_radix_cache_strategy="extra_buffer", page_size=64), cuda),
     ):
         assert mamba(recipe, deployment) is None
-    assert mamba(Recipe(speculative=eagle(), arguments=CUDA), Deployment(overrides={"page-size": 16})) is not None
 
 
 def test_where_only_some_models_have_linear_attention() -> None:
@@ -163,29 +162,6 @@ def test_a_checkpoint_without_a_draft_layer_needs_a_draft_model() -> None:
     )
     assert draft(Recipe(speculative=eagle("some/draft")), Deployment()) is None
     assert draft(Recipe(speculative=None), Deployment()) is None
-
-
-def test_lora_beside_speculation() -> None:
-    why = (
-        "it speculates with EAGLE and has {}, which sglang {} is not known to serve together; sglang 0.5.23 is: name its "
-        "version, or serve without one of them"
-    )
-    assert lora(served(enable_lora=True), Deployment()) == why.format("enable-lora", "of an unknown version")
-    assert lora(served(lora_paths=["a"]), Deployment(version="0.5.9")) == why.format("lora-paths", "0.5.9")
-    overridden = Deployment(overrides={"enable_lora": True})
-    assert lora(served(), overridden) == why.format("enable-lora", "of an unknown version")
-    assert lora(served(enable_lora=True), Deployment(engine="vllm", version="0.5.23")) is not None
-    standalone = served(enable_lora=True).model_copy(
-        update={"speculative": eagle().model_copy(update={"algorithm": "STANDALONE"})}
-    )
-    assert lora(standalone, Deployment(version="0.5.23")) is not None
-    for recipe, deployment in (
-        (served(enable_lora=True), Deployment(version="0.5.23")),
-        (served(enable_lora=False), Deployment()),
-        (served(), Deployment()),
-        (Recipe(speculative=None, arguments={"enable-lora": True}), Deployment()),
-    ):
-        assert lora(recipe, deployment) is None
 
 
 def test_an_older_sglang_is_explained() -> None:

@@ -11,11 +11,12 @@ from typing import Any, Final, Literal
 
 from tito_core import Deployment, KnownIssue, Recipe, Rule, Speculative
 
-__all__ = ["ISSUES", "RECIPES", "RULES", "draft", "lora", "mamba", "mamba_of_its_own_draft"]
+__all__ = ["ISSUES", "RECIPES", "RULES", "draft", "mamba", "mamba_of_its_own_draft"]
 
 STRATEGY: Final = "mamba-radix-cache-strategy"
 COOKBOOK: Final = "SGLang's cookbook"
 BUNDLE: Final = f"{COOKBOOK}, SpecBundle.md"
+LARGEST: Final = " (the model is our guess: the largest)"
 
 
 def _eagle(steps: int, draft_model: str | None = None) -> Speculative:
@@ -48,16 +49,20 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
         "default": _plain("no draft model of Qwen3 itself is among the sources: SpecBundle's are of Instruct-2507"),
     },
     "qwen3instruct": {
-        "default": _plain("the low-latency ones without speculation", tensor_parallel=8),
+        "default": _plain(
+            "the low-latency ones without speculation", tensor_parallel=8, made_for="Qwen/Qwen3-235B-A22B-Instruct-2507"
+        ),
         "low-latency": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-235B-A22B-Instruct-2507-SpecForge-Meituan"),
             tensor_parallel=8,
+            made_for="Qwen/Qwen3-235B-A22B-Instruct-2507",
             source=f"{COOKBOOK}, Qwen3.md; draft model of Qwen3-235B-A22B-Instruct-2507: {BUNDLE}",
         ),
         "low-latency-30b": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-30B-A3B-Instruct-2507-SpecForge-Nex"),
             tensor_parallel=4,
             environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
+            made_for="Qwen/Qwen3-30B-A3B-Instruct-2507",
             source=f"{BUNDLE}, for Qwen3-30B-A3B-Instruct-2507",
         ),
     },
@@ -67,8 +72,10 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             tensor_parallel=8,
             expert_parallel=8,
             max_running_requests=512,
-            arguments={"mem-fraction-static": 0.8, "enable-draft-weights-cpu-backup": True},
+            memory_fraction=0.8,
+            arguments={"enable-draft-weights-cpu-backup": True},
             platforms=MAMBA,
+            made_for="Qwen/Qwen3-Next-80B-A3B-Thinking",
             source="miles, run_qwen3_next_80b_a3b.py on four nodes: rollouts of Qwen3-Next-80B-A3B-Thinking; it leaves "
             "the mamba strategy to SGLang",
         ),
@@ -76,22 +83,31 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
             speculative=_eagle(3),
             tensor_parallel=4,
             platforms=MAMBA,
+            made_for="Qwen/Qwen3-Next-80B-A3B-Thinking",
             source="SGLang, docs/basic_usage/qwen3.md; it writes NEXTN, which is EAGLE",
         ),
         "plain": _plain(
-            "the default without speculation; the Thinking-2507 models carry no draft layer", tensor_parallel=8
+            "the default without speculation; the Thinking-2507 models carry no draft layer",
+            tensor_parallel=8,
+            made_for="Qwen/Qwen3-Next-80B-A3B-Thinking",
         ),
     },
     "qwen3coder": {
-        "default": _plain("the low-latency ones without speculation", tensor_parallel=8),
+        "default": _plain(
+            "the low-latency ones without speculation",
+            tensor_parallel=8,
+            made_for="Qwen/Qwen3-Coder-480B-A35B-Instruct",
+        ),
         "low-latency": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-Coder-480B-A35B-Instruct-SpecForge-EigenAI"),
             tensor_parallel=8,
+            made_for="Qwen/Qwen3-Coder-480B-A35B-Instruct",
             source=f"{BUNDLE}, for Qwen3-Coder-480B-A35B-Instruct",
         ),
         "low-latency-30b": Recipe(
             speculative=_eagle(3, "lmsys/SGLang-EAGLE3-Qwen3-Coder-30B-A3B-Instruct-SpecForge"),
             tensor_parallel=4,
+            made_for="Qwen/Qwen3-Coder-30B-A3B-Instruct",
             source=f"{BUNDLE}, for Qwen3-Coder-30B-A3B-Instruct",
         ),
     },
@@ -99,32 +115,39 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
         "default": Recipe(
             speculative=_eagle(2),
             tensor_parallel=8,
-            arguments={"mem-fraction-static": 0.7},
+            memory_fraction=0.7,
             platforms=MAMBA,
+            made_for="Qwen/Qwen3.5-35B-A3B",
             source="miles, run_qwen3_5_35b_a3b_mtp.py: rollouts of Qwen3.5-35B-A3B",
         ),
         "low-latency": Recipe(
             speculative=_eagle(3),
             tensor_parallel=8,
-            arguments={"mem-fraction-static": 0.8},
+            memory_fraction=0.8,
             platforms=MAMBA,
-            source=f"{COOKBOOK}, Qwen3.5.md, in bf16",
+            made_for="Qwen/Qwen3.5-397B-A17B",
+            source=f"{COOKBOOK}, Qwen3.5.md, in bf16{LARGEST}",
         ),
         "low-latency-fp8": Recipe(
             speculative=_eagle(3),
             tensor_parallel=8,
             max_running_requests=128,
-            arguments={"mem-fraction-static": 0.8, "chunked-prefill-size": 16384},
+            memory_fraction=0.8,
+            arguments={"chunked-prefill-size": 16384},
             platforms=MAMBA,
-            source=f"{COOKBOOK}, Qwen3.5.md, FP8 on H200",
+            made_for="Qwen/Qwen3.5-397B-A17B-FP8",
+            source=f"{COOKBOOK}, Qwen3.5.md, FP8 on H200{LARGEST}",
         ),
         "low-latency-fp4": Recipe(
             speculative=_eagle(3),
             tensor_parallel=8,
-            arguments={"mem-fraction-static": 0.8, "disable-radix-cache": True},
-            source=f"{COOKBOOK}, Qwen3.5.md, FP4: without the prefix cache, so each turn prefills the whole session",
+            memory_fraction=0.8,
+            arguments={"disable-radix-cache": True},
+            made_for="Qwen/Qwen3.5-397B-A17B",
+            source=f"{COOKBOOK}, Qwen3.5.md, of an FP4 checkpoint, which you must name{LARGEST}; "
+            "without the prefix cache, so each turn prefills the whole session",
         ),
-        "plain": _plain("the default without speculation", tensor_parallel=8),
+        "plain": _plain("the default without speculation", tensor_parallel=8, made_for="Qwen/Qwen3.5-35B-A3B"),
     },
     "qwen36": {
         "default": Recipe(
@@ -132,7 +155,7 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
         ),
         "low-latency": Recipe(
             speculative=_eagle(3),
-            arguments={"mem-fraction-static": 0.8},
+            memory_fraction=0.8,
             environment={"SGLANG_ENABLE_SPEC_V2": "1"},
             platforms=MAMBA,
             source=f"{COOKBOOK}, Qwen3.6.md; SGLang 0.5.23 speculates as v2 always, and reads no such variable",
@@ -140,14 +163,10 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
         "plain": _plain("the default without speculation"),
     },
     "qwen38": {
-        "default": _plain("no recipe of Qwen3.8 is among the sources", tensor_parallel=8),
+        "default": _plain("no recipe of Qwen3.8 is among the sources"),
     },
 }
 """By family, then by profile."""
-
-LORA_LISTED: Final = {("sglang", "0.5.23"): ("EAGLE", "NEXTN", "EAGLE3")}
-"""What speculates beside LoRA, by the versions of engines that list it. SGLang 0.5.23 (`lora_hook.py`): the adapter is the
-target's alone, and the draft runs without."""
 
 
 def draft(recipe: Recipe, deployment: Deployment) -> str | None:
@@ -160,8 +179,13 @@ def draft(recipe: Recipe, deployment: Deployment) -> str | None:
 
 def mamba(recipe: Recipe, deployment: Deployment) -> str | None:
     """Models with linear attention that speculate: how the prefix cache must keep their state, see `MAMBA`."""
-    asked, platform = _asked(recipe, deployment), deployment.platform
-    if recipe.speculative is None or platform not in MAMBA or asked.get("disable-radix-cache"):
+    asked, platform = recipe.arguments, deployment.platform
+    if (
+        deployment.engine != "sglang"
+        or recipe.speculative is None
+        or platform not in MAMBA
+        or asked.get("disable-radix-cache")
+    ):
         return None
     for name, value in MAMBA[platform]["arguments"].items():
         if asked.get(name) != value:
@@ -179,34 +203,14 @@ def mamba_of_its_own_draft(recipe: Recipe, deployment: Deployment) -> str | None
     return None if one is None or one.draft_model is not None else mamba(recipe, deployment)
 
 
-def lora(recipe: Recipe, deployment: Deployment) -> str | None:
-    """An adapter beside speculation is refused, but by versions that list the pair."""
-    asked, one = _asked(recipe, deployment), recipe.speculative
-    given = next((name for name in ("enable-lora", "lora-paths") if asked.get(name)), None)
-    if given is None or one is None:
-        return None
-    engine, version = deployment.engine, deployment.version
-    if version and one.algorithm in LORA_LISTED.get((engine, version), ()):
-        return None
-    return (
-        f"it speculates with {one.algorithm} and has {given}, which {engine} {version or 'of an unknown version'} is not known "
-        f"to serve together; {' and '.join(map(' '.join, LORA_LISTED))} is: name its version, or serve without one of them"
-    )
-
-
-def _asked(recipe: Recipe, deployment: Deployment) -> dict[str, Any]:
-    """The engine's arguments: the recipe's, and over them the caller's, by their long names."""
-    return {**recipe.arguments, **{name.replace("_", "-"): value for name, value in deployment.overrides.items()}}
-
-
 def _rules(*checks: Callable[[Recipe, Deployment], str | None]) -> tuple[Rule, ...]:
     return tuple(Rule(name=check.__name__, check=f"{__name__}:{check.__name__}") for check in checks)
 
 
 RULES: Final = {
-    **{family: _rules(draft, lora) for family in ("qwen3", "qwen3instruct", "qwen3coder")},
-    "qwennext": _rules(mamba_of_its_own_draft, lora),
-    **{family: _rules(mamba, lora) for family in ("qwen35", "qwen36", "qwen38")},
+    **{family: _rules(draft) for family in ("qwen3", "qwen3instruct", "qwen3coder")},
+    "qwennext": _rules(mamba_of_its_own_draft),
+    **{family: _rules(mamba) for family in ("qwen35", "qwen36", "qwen38")},
 }
 """By family."""
 
