@@ -192,13 +192,17 @@ def test_parts_of_speculation_stand_beside_the_profiles() -> None:
         *("--speculative-num-draft-tokens", "2"),
     ]
     assert "--speculative-algorithm" not in served("--speculative-algorithm", "none")
-    words = served("--reasoning-parser", "other")
-    assert words[words.index("--reasoning-parser") : -8] == [
-        "--reasoning-parser",
-        "other",
-        "--tool-call-parser",
-        "deepseekv32",
-    ]
+
+
+def test_a_parser_is_the_familys_own() -> None:
+    said = says("qwen36", "--tool-call-parser", "qwen25")
+    assert (said.exit_code, said.output) == (
+        2,
+        "error: sglang reads reasoning with the parser qwen3 and tool calls with qwen25, and qwen36 is read with qwen3 and "
+        "qwen3_coder; start it with --reasoning-parser qwen3 --tool-call-parser qwen3_coder\n",
+    )
+    told = json.loads(says("deepseekv32", "--format", "json", "--engine", "vllm", "--reasoning-parser", "other").output)
+    assert told["recipe"]["parsers"] == {"reasoning": "other", "tool_call": None}
 
 
 def test_attentions_data_parallelism() -> None:
