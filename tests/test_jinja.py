@@ -52,6 +52,7 @@ def wire(message: Message) -> Json:
         for call in message.tool_calls
     ]
     parts = {"reasoning_content": message.reasoning, "tool_calls": calls, "tool_call_id": message.tool_call_id}
+    parts["name"] = message.name
     return {"role": message.role, "content": message.content, **{key: value for key, value in parts.items() if value}}
 
 
@@ -488,6 +489,27 @@ def test_whose_the_templates_words_are() -> None:
         (1, "b"),
         (1, ";<g>"),
     ]
+
+
+def test_a_name_is_printed_where_the_template_prints_it() -> None:
+    """Whoever has one, in a shape that was learnt too; it is content."""
+    name = "moonshotai-Kimi-K2-Thinking"
+    made, published = renderer(name), oracles.chat_template(name)
+    call = {"id": "functions.f:0", "function": {"name": "f", "arguments": {}}}
+    for named in ("ann", "<|im_end|>", "bob", "ann", "n" * 1000, None, ""):
+        messages = normalise(
+            [
+                {"role": "user", "content": "q", "name": named},
+                {"role": "assistant", "content": "a", "tool_calls": [call], "name": named},
+                {"role": "tool", "content": "r", "tool_call_id": "functions.f:0", "name": named},
+            ]
+        )
+        for _ in range(4):
+            rendered = made.render(messages, tools=(), kwargs=tokens(made))
+            assert rendered.text == upstream(published, messages, None, **tokens(made))
+            if named:
+                parts = [(span.source, span.index) for span, text in spelt(rendered) if text == named]
+                assert [index for source, index in parts if source == "content"] == [0, 1, 2]
 
 
 def test_a_generation_header_is_asked_for_unless_an_assistant_spoke_last() -> None:

@@ -316,6 +316,11 @@ ROLES = "it must be one of assistant, developer, system, tool, user"
             {"index": 1, "role": "assistant"},
         ),
         (
+            {**user(), "name": 7},
+            "(user) has the name 7, a int; it must be a string",
+            {"index": 1, "role": "user"},
+        ),
+        (
             {**user(), "tools": [tool()]},
             "(user) has tools; only a system or developer message may",
             {"index": 1, "role": "user"},

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from chats import TOOL, Json, assistant, call, codec, result, said, state, step, user
-from tito_core import Completion, Message, ToolCall
+from tito_core import Completion, MemoryStore, Message, ToolCall
 from tito_core.errors import (
     CompletionError,
     EncodingError,
@@ -112,6 +112,7 @@ def test_tools_are_the_first_turns() -> None:
             "tool_calls": [call("a", '{"y":[true],"x":1}')],
         },
         {"role": "assistant", "content": "a", "tool_calls": [call("a", {"y": [True], "x": 1})], "refusal": None},
+        {"role": "assistant", "content": "a", "tool_calls": [call("a", {"y": [True], "x": 1})], "name": "agent"},
         {
             "role": "assistant",
             "content": [{"type": "text", "text": "a"}],
@@ -576,6 +577,21 @@ def test_what_a_matcher_finds_different_is_named(matcher: Any, changes: Json, te
         f"message 1 (assistant) is not what this session stores there: {text}; a request continues the last turn, or takes it "
         "back; open another session for another conversation"
     )
+
+
+@pytest.mark.parametrize("stored", ["ann", None])
+def test_a_name_is_of_its_message(stored: str | None) -> None:
+    """One that a template prints may not change behind stored ids; a client's own name of a reply is no part of it."""
+    store = MemoryStore()
+    session = codec().session(linear=True, store=store, id="s")
+    told = [{**user("q"), "name": stored}, {**assistant("a"), "name": "agent"}]
+    step(session, told[:1], assistant("a"))
+    for held in (session, codec().session(linear=True, store=store, id="s")):
+        assert held.turns[0].messages[0].name == stored
+        for _ in range(2):
+            assert held.prepare([*told, user("u")]).parent is held.turns[0]
+        with pytest.raises(SessionError, match=f"the name {stored!r} is stored, 'bob' was sent"):
+            held.prepare([{**told[0], "name": "bob"}, told[1], user("u")])
 
 
 def test_tools_that_differ_are_named() -> None:

@@ -342,7 +342,7 @@ SAID: Json = {
     "tool_calls": [{"name": "f", "arguments": {"x": 1}, "text": "{}", "id": "i"}],
 }
 SENT: Json = {"role": "user", "content": "q", "reasoning": "", "tool_calls": []}
-REST: Json = {"tool_call_id": None, "tools": [], "response_format": None}
+REST: Json = {"tool_call_id": None, "tools": [], "response_format": None, "name": None}
 RECORD: Json = {
     "number": 0,
     "parent": None,
@@ -364,7 +364,7 @@ RECORD: Json = {
 
 def test_records_are_of_this_format() -> None:
     """A record that looks otherwise is of another format: then older files must be refused, by another `FORMAT`."""
-    assert FORMAT == 1
+    assert FORMAT == 2
     record = _summed(json.dumps(RECORD, ensure_ascii=False))
     (turn,) = unpacked("s", [record])
     assert packed(turn) == record
@@ -600,7 +600,7 @@ OLD = "create table sessions (id text); create table turns (session text)"
             (
                 script,
                 f"the database '{{}}' (tables: {tables}) was written by another program, or by a tito before its files had "
-                "formats, and this tito reads format 1; name another file",
+                "formats, and this tito reads format 2; name another file",
             )
             for script, tables in (
                 (OLD, "sessions, turns"),
@@ -613,10 +613,10 @@ OLD = "create table sessions (id text); create table turns (session text)"
         *(
             (
                 f"pragma application_id = 1953068143; pragma user_version = {version}; {OLD}",
-                f"the store '{{}}' is of format {version}, and this tito reads format 1; open it with the tito that wrote it, or "
+                f"the store '{{}}' is of format {version}, and this tito reads format 2; open it with the tito that wrote it, or "
                 "name another file",
             )
-            for version in (0, 2)
+            for version in (0, 1)
         ),
     ],
 )

@@ -328,13 +328,15 @@ class _Shape:
 
     @classmethod
     def of(cls, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> _Shape | None:
-        """None where it is none to remember: long, or with calls' arguments, or with a blank text that is not empty."""
+        """None where it is none to remember: long, with calls' arguments, or with a blank text that is not empty."""
         if len(messages) > SHORT:
             return None
         contents: list[str] = []
         ids: dict[str, int] = {}
         shapes: list[Any] = []
         for one in messages:
+            if len(one.name or "") > SHORT_TEXT:
+                return None
             names = []
             for call in one.tool_calls:
                 if call.arguments:
@@ -345,14 +347,14 @@ class _Shape:
                 said = one.content + one.reasoning + "".join([name for name, _ in names])
                 if len(said) > SHORT_TEXT or not said.isascii():
                     return None
-                shapes.append((one.role, one.content, one.reasoning, *names))
+                shapes.append((one.role, one.name, one.content, one.reasoning, *names))
             elif one.content:
                 if one.content.isspace():
                     return None
                 contents.append(one.content)
-                shapes.append((one.role, True, answers))
+                shapes.append((one.role, one.name, True, answers))
             else:
-                shapes.append((one.role, False, answers))
+                shapes.append((one.role, one.name, False, answers))
         if not all(kind in (bool, str, int, float, type(None)) for kind in map(type, kwargs.values())):
             return None
         if any(not identity or identity.isspace() for identity in ids):
@@ -476,6 +478,7 @@ def _variables(
             tool_calls=calls or None,
             tool_call_id=None if one.tool_call_id is None else text(one.tool_call_id, index),
             reasoning_content=reasoning,
+            name=None if one.name is None else text(one.name, index),
         )
         return chat(made, index)
 

@@ -52,7 +52,8 @@ class Tool:
 class Message:
     """A message whose absent parts are empty, whatever the client wrote for them (null, missing, an empty list).
 
-    `tools` and `response_format` are what the format lets a system or developer message carry.
+    `tools` and `response_format` are what the format lets a system or developer message carry. `name` is whose message it
+    is, of several of one role, or which tool's result: some templates print it.
     """
 
     role: str
@@ -62,6 +63,7 @@ class Message:
     tool_call_id: str | None = None
     tools: tuple[Tool, ...] = ()
     response_format: Any = None
+    name: str | None = None
 
     def wire(self) -> dict[str, Any]:
         """The message in the chat-completions format, as a client sends it; a call's arguments are printed again."""
@@ -80,12 +82,13 @@ class Message:
             "tool_call_id": self.tool_call_id,
             "tools": tools,
             "response_format": self.response_format,
+            "name": self.name,
         }
         content = None if self.role == "assistant" and not self.content else self.content
         return {"role": self.role, "content": content, **{key: value for key, value in parts.items() if value}}
 
 
-_FIELDS: Final = ("role", "content", "tool_calls", "tool_call_id", "tools", "response_format")
+_FIELDS: Final = ("role", "content", "tool_calls", "tool_call_id", "tools", "response_format", "name")
 
 
 def normalise(
@@ -172,8 +175,15 @@ def _message(message: Any, index: int, joiner: str) -> Message:
         )
     if call_id is not None:
         call_id = _text(call_id, f"{where} tool_call_id", index=index, role=role)
+    name = message.get("name") or None
+    if name is not None and not isinstance(name, str):
+        raise MessageError(
+            f"{where} has the name {name!r}, a {type(name).__name__}; it must be a string", index=index, role=role
+        )
+    if name is not None:
+        name = _text(name, f"{where} name", index=index, role=role)
     content = _content(message.get("content"), where, index, role, joiner)
-    return Message(role, content, reasoning, calls, call_id, tools, response_format)
+    return Message(role, content, reasoning, calls, call_id, tools, response_format, name)
 
 
 def _content(content: Any, where: str, index: int, role: str, joiner: str) -> str:

@@ -94,8 +94,8 @@ def plan(
         recipe = recipe.model_copy(update={"parsers": parsers})
         origins["parsers"] = f"parsers of {loaded.name}"
     elif recipe.parsers is not None and parsers is not None:
-        named = {**parsers.model_dump(), **recipe.parsers.model_dump(exclude_none=True)}
-        loaded.declaration.check_parsers(deployment.engine, **named)
+        theirs = {**parsers.model_dump(), **recipe.parsers.model_dump(exclude_none=True)}
+        loaded.declaration.check_parsers(deployment.engine, **theirs)
     model = model or recipe.made_for or loaded.declaration.models[0]
     launch = Launch(model, host, port, deployment.nodes, address, python)
     argv = (*line.start(launch),)

@@ -145,7 +145,8 @@ def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:
                 raw["content"] != stored.content
                 or type(raw) is not dict
                 or raw["role"] != stored.role
-                or len(raw) != (3 if stored.role == "tool" else 2)
+                or len(raw) != 2 + (stored.role == "tool") + (stored.name is not None)
+                or raw.get("name") != stored.name
                 or raw.get("tool_call_id") != stored.tool_call_id
                 or stored.role == "assistant"
                 or stored.tools
@@ -178,6 +179,7 @@ def _same(stored: Message, sent: Message, same_arguments: Callable[[Any, Any], b
     return (
         stored.role == sent.role
         and stored.content == sent.content
+        and (stored.name == sent.name or (stored.role == "assistant" and stored.name is None))  # a client names replies
         and len(stored.tool_calls) == len(sent.tool_calls)
         and all(
             one.name == other.name and same_arguments(one.arguments, other.arguments)
@@ -225,6 +227,7 @@ def difference(stored: Message, sent: Message) -> str:
         *(call for call, same in zip(calls, alike, strict=True) if not same),
         ("the reasoning", stored.reasoning, sent.reasoning),
         *calls,
+        ("the name", stored.name, sent.name),
     ):
         if ours != theirs:
             return f"{what} {_short(ours)} is stored, {_short(theirs)} was sent"

@@ -73,7 +73,7 @@ class MemoryStore:
             self._held[session][1][number:] = [record]
 
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the file, and of the records in it."""
 _PROGRAM: Final = int.from_bytes(b"tito")
 _SCHEMA: Final = (
