@@ -16,7 +16,8 @@ import tito_core
 from mutants import MUTANTS, in_effect
 from tito_core import AppendRoles, Codec, Deployment, Encoder, Recipe, Rule
 from tito_core.engines.scripted import ScriptedEngine
-from tito_core.errors import CheckpointError, FamilyError, RecipeError, UnknownFamilyError
+from tito_core.errors import CheckpointError, FamilyError, RecipeError, TitoError, UnknownFamilyError
+from tito_core.families.family import Template
 from tito_core.families.registry import Registry
 from tito_core.prompts.gate import check_append, check_prompt
 from tito_core.recipes.sglang import SGLANG
@@ -120,7 +121,7 @@ def test_generated_conversations_pass_the_gate(roles: set[str]) -> None:
 def test_smaller_conversations_pass_the_gate_too_and_come_to_an_end(roles: set[str]) -> None:
     narrowed, small = codec().narrowed(roles), set()
 
-    @settings(max_examples=25, database=None)
+    @settings(max_examples=12, database=None)
     @given(conversations(codec().family, narrowed))
     def shrinks(conversation: Conversation) -> None:
         for _ in range(500):
@@ -333,6 +334,53 @@ def test_a_recipe_that_breaks_a_rule_of_its_family(recipe: Recipe, why: str | No
     with pytest.raises(FamilyError) as caught:
         check.once(bench)
     assert (str(caught.value), caught.value.where) == (why, {"rule": "width"})
+
+
+PRINTS_IDS = """
+{%- if tools %}{{- '<|im_start|>system\n' + (tools | tojson(separators=(',', ':'))) + '<|im_end|>\n' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + (message.name or message.role) + '\n' }}
+    {{- 'Return of ' + message.tool_call_id + '\n' if message.tool_call_id }}
+    {{- message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.id + ' ' + (call.function.arguments | tojson) + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "caught"),
+    [
+        (("", ""), set()),
+        (("message.tool_call_id + ", "message.tool_call_id[1:] + "), {"ledger"}),
+        (("call.id + ' ' + ", ""), {"content"}),
+        (("(tools | tojson(separators=(',', ':')))", "'none'"), {"schema"}),
+    ],
+)
+def test_a_template_that_prints_the_ids_of_calls(broken: tuple[str, str], caught: set[str]) -> None:
+    """And the function's name in them alone, and schemas as JSON of its own spacing."""
+    whole = tito_core.load("qwen3instruct")
+    loaded = whole.loaded._declaring(fixed_kwargs={}, schemas="own", response_parser=None)
+    template = Template.of_text(PRINTS_IDS.replace(*broken), "prints_ids.jinja")
+    made = Codec(loaded, whole.encoder, template, whole.revision, whole.origin)
+    checked = Bench(made, made.append_roles, 0)
+    found = set()
+
+    @seed(0)
+    @settings(max_examples=12, database=None)
+    @given(conversations(made.family, made.append_roles))
+    def tried(conversation: Conversation) -> None:
+        for check in CHECKS:
+            try:
+                if check.each is not None:
+                    check.each(checked, conversation)
+            except (Broken, TitoError):
+                found.add(check.name)
+
+    tried()
+    assert found == caught
 
 
 def test_what_can_not_be_verified_raises() -> None:

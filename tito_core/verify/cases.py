@@ -298,7 +298,8 @@ class _Teller:
         dumped = json.dumps(arguments, ensure_ascii=spaced, separators=None if spaced else (",", ":"))
         name = self.tools[(self.draw(_few) - 1) % len(self.tools)]["function"]["name"]
         self.calls += 1
-        return {"id": f"c{self.calls - 1}", "type": "function", "function": {"name": name, "arguments": dumped}}
+        identity = f"functions.{name}:{self.calls - 1}"  # some formats print the id, and the name in it alone
+        return {"id": identity, "type": "function", "function": {"name": name, "arguments": dumped}}
 
     def _results(self, assistant: dict[str, Any]) -> list[dict[str, Any]]:
         ids = [call["id"] for call in assistant.get("tool_calls") or ()]

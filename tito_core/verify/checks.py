@@ -422,10 +422,12 @@ def ledger(bench: Bench, conversation: Conversation) -> int:
             if span.source != "content" or span.role not in ("user", "tool") or messages[span.index].tools:
                 continue
             start, end = ends[span.start - append.kept], ends[span.end - append.kept]
-            content = bench.normalised(_kept(codec.family, span.role, messages[span.index].content)).encode()
+            message = messages[span.index]
+            texts = (_kept(codec.family, span.role, message.content), message.tool_call_id or "", message.name or "")
+            said = [bench.normalised(text).encode() for text in texts]
             # A token that straddles two parts belongs to the one that it starts in.
             begins = range(start, max(start - _STRADDLING, -1), -1)
-            if not any(whole.startswith(content, at) and start < at + len(content) <= end for at in begins):
+            if not any(whole.startswith(one, at) and start < at + len(one) <= end for at in begins for one in said):
                 raise Broken(
                     f"the span {span} is said to hold the content of message {span.index} ({span.role})",
                     message_index=span.index,
@@ -666,7 +668,7 @@ def schema(bench: Bench, conversation: Conversation) -> int:
     text = bench.text(conversation, len(conversation.prompt))
     if bench.codec.family.schemas == "own":
         for said in (said.strip() for tool in conversation.tools for said in _named(tool["function"])):
-            if said not in text:
+            if not any(spelling in text for spelling in _spellings(said)):
                 raise Broken(
                     f"the schema of a tool says {said!r}, and the prompt does not print that", actual_text=text
                 )
