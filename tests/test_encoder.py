@@ -313,6 +313,20 @@ def test_reject_says_who_spelled_what() -> None:
     )
 
 
+def test_what_no_message_says_is_a_tools_or_a_kwargs() -> None:
+    encoder = _real("r1").encoder
+    for text, said in (
+        ("<think>", "spells the control token '<think>' (id 128798) in its content; take it out, or encode in mode "
+         "literal, which keeps it ordinary text"),
+        ("a\ud800", "holds the lone surrogate '\\ud800' at character 1, which is not text; decode the bytes it came from "
+         "with errors='replace'"),
+    ):  # fmt: skip
+        with pytest.raises(EncodingError) as caught:
+            encoder.encode(Rendered(text, (Span(0, len(text), "content", -1, "system"),)), "reject")
+        assert str(caught.value) == f"a tool or a template kwarg {said}"
+        assert (caught.value.where["index"], caught.value.where["role"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     "parts",
     [

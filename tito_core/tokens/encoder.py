@@ -357,11 +357,11 @@ class Encoder:
     def _control_text_error(self, rendered: Rendered, place: int, found: str) -> EncodingError:
         span = next(span for span in rendered.spans if span.end > place and span.source == "content")
         number = self._added[found].id
+        where, place_of = _whose(span)
         return EncodingError(
-            f"message {span.index} ({span.role}) spells the control token {found!r} (id {number}) in its content; "
+            f"{where} spells the control token {found!r} (id {number}) in its content; "
             "take it out, or encode in mode literal, which keeps it ordinary text",
-            index=span.index,
-            role=span.role,
+            **place_of,
             id=number,
         )
 
@@ -675,12 +675,19 @@ def _surrogate_error(rendered: Rendered) -> EncodingError:
     text, spans = rendered
     place = next(place for place, character in enumerate(text) if "\ud800" <= character <= "\udfff")
     span = next((span for span in spans if span.start <= place < span.end), None)
-    where = f"message {span.index} ({span.role})" if span else "the text"
+    where, place_of = _whose(span) if span else ("the text", {})
     return EncodingError(
         f"{where} holds the lone surrogate {text[place]!r} at character {place - (span.start if span else 0)}, which "
         "is not text; decode the bytes it came from with errors='replace'",
-        **({"index": span.index, "role": span.role} if span else {}),
+        **place_of,
     )
+
+
+def _whose(span: Span) -> tuple[str, dict[str, Any]]:
+    """Whose text a span is, in words and as data."""
+    if span.index < 0:
+        return "a tool or a template kwarg", {"index": None, "role": None}
+    return f"message {span.index} ({span.role})", {"index": span.index, "role": span.role}
 
 
 def load_vocabulary(package: str, vocabulary: Vocabulary) -> bytes:
