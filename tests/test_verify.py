@@ -13,7 +13,7 @@ import pytest
 from hypothesis import find, given, seed, settings
 
 import tito_core
-from mutants import MUTANTS, in_effect
+from mutants import MUTANTS, TemplateMutant, in_effect, printed
 from tito_core import AppendRoles, Codec, Deployment, Encoder, Recipe, Rule
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import CheckpointError, FamilyError, RecipeError, UnknownFamilyError
@@ -393,3 +393,12 @@ def test_a_vocabulary_without_merges_can_only_be_canonical() -> None:
     check = next(check for check in CHECKS if check.name == "engine")
     assert check.once is not None
     assert check.once(Bench(made, made.append_roles, 0)) == 16
+
+
+def test_a_format_that_prints_the_ids_of_calls_and_results_as_json_holds() -> None:
+    """As Kimi's and Llama's do: both are what a client says, and stand in their message's span."""
+    before = "'\\n<tool_response>\\n' + content + '\\n</tool_response>'"
+    after = "'\\n<tool_response>\\n' + message.tool_call_id + ': ' + message.content | tojson + '\\n</tool_response>'"
+    with printed(TemplateMutant("ids and JSON", "ledger", "qwen3", before, after)):
+        report = run.verify("qwen3", registry=Registry(), conversations=20, sessions=2)
+    assert [(failure.check, failure.what) for failure in report.failures] == []
