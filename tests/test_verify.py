@@ -395,10 +395,23 @@ def test_a_vocabulary_without_merges_can_only_be_canonical() -> None:
     assert check.once(Bench(made, made.append_roles, 0)) == 16
 
 
-def test_a_format_that_prints_the_ids_of_calls_and_results_as_json_holds() -> None:
-    """As Kimi's and Llama's do: both are what a client says, and stand in their message's span."""
-    before = "'\\n<tool_response>\\n' + content + '\\n</tool_response>'"
-    after = "'\\n<tool_response>\\n' + message.tool_call_id + ': ' + message.content | tojson + '\\n</tool_response>'"
-    with printed(TemplateMutant("ids and JSON", "ledger", "qwen3", before, after)):
-        report = run.verify("qwen3", registry=Registry(), conversations=20, sessions=2)
+OTHER_FORMATS = [
+    TemplateMutant(
+        "the ids of calls, and results as JSON",
+        "ledger",
+        "qwen3",
+        "'\\n<tool_response>\\n' + content + '\\n</tool_response>'",
+        "'\\n<tool_response>\\n' + message.tool_call_id + ': ' + message.content | tojson + '\\n</tool_response>'",
+    ),
+    TemplateMutant(
+        "an own schema's texts as JSON", "schema", "qwen3coder", "tool.description | trim", "tool.description | tojson"
+    ),
+]
+
+
+@pytest.mark.parametrize("other", OTHER_FORMATS, ids=str)
+def test_a_format_that_prints_otherwise_what_was_said_holds(other: TemplateMutant) -> None:
+    """As Kimi's and Llama's do: these are no faults."""
+    with printed(other):
+        report = run.verify(other.family, registry=Registry(), conversations=40, sessions=2)
     assert [(failure.check, failure.what) for failure in report.failures] == []

@@ -675,7 +675,7 @@ def schema(bench: Bench, conversation: Conversation) -> int:
     text = bench.text(conversation, len(conversation.prompt))
     if bench.codec.family.schemas == "own":
         for said in (said.strip() for tool in conversation.tools for said in _named(tool["function"])):
-            if said not in text:
+            if not any(spelling in text for spelling in _spellings(said)):
                 raise Broken(
                     f"the schema of a tool says {said!r}, and the prompt does not print that", actual_text=text
                 )
