@@ -363,9 +363,9 @@ class Segments(Declaration):
     """Which control tokens delimit messages, and where an assistant's text begins, for the comparator.
 
     A run between two `delimiters` is an assistant's where it follows one of `headers`, which begin with a delimiter and
-    may go on with text (a role's name) and with control tokens that are none; where it follows one of `ends` (results without a header of their own) it is an
-    assistant's after the first of `openers`. Everything else is not an assistant's, an opener that directly follows a
-    header included: the template prints it.
+    may go on with text (a role's name) and control tokens that delimit nothing; where it follows one of `ends` (results
+    without a header of their own) it is an assistant's after the first of `openers`. Everything else is not an
+    assistant's, an opener that directly follows a header included: the template prints it.
     """
 
     delimiters: tuple[str, ...]
