@@ -387,7 +387,10 @@ def _after(bench: Bench, conversation: Conversation, step: Step) -> tuple[int, I
 
 
 def ledger(bench: Bench, conversation: Conversation) -> int:
-    """The ledger names the author of every new id: in order, without a gap, each text in its own message's span."""
+    """The ledger names the author of every new id: in order, without a gap, each text in its own message's span.
+
+    What a result says is its text, or the id of the call that it answers; either may be printed as JSON.
+    """
     codec = bench.codec
     messages = codec.normalise(conversation.messages())
     tokens = 0
@@ -423,11 +426,16 @@ def ledger(bench: Bench, conversation: Conversation) -> int:
                 continue
             start, end = ends[span.start - append.kept], ends[span.end - append.kept]
             message = messages[span.index]
-            texts = (_kept(codec.family, span.role, message.content), message.tool_call_id or "", message.name or "")
-            said = [bench.normalised(text).encode() for text in texts]
+            content = _kept(codec.family, span.role, message.content)
+            texts = [text for text in (content, message.tool_call_id, message.name) if text is not None]
+            said = {
+                bench.normalised(spelling).encode()
+                for text in texts
+                for spelling in (text, json.dumps(text, ensure_ascii=False), json.dumps(text))
+            } - {b""}
             # A token that straddles two parts belongs to the one that it starts in.
             begins = range(start, max(start - _STRADDLING, -1), -1)
-            if not any(whole.startswith(one, at) and start < at + len(one) <= end for at in begins for one in said):
+            if not any(whole.startswith(text, at) and start < at + len(text) <= end for text in said for at in begins):
                 raise Broken(
                     f"the span {span} is said to hold the content of message {span.index} ({span.role})",
                     message_index=span.index,
