@@ -211,6 +211,7 @@ def test_what_the_family_itself_can_not_be_served_with() -> None:
         "mamba-radix-cache-strategy, page-size; take another profile, or say engine, arguments and environment for this one\n"
     )
     assert says("nosuch").exit_code == 3
+    assert says("deepseekv4", "--platform", "rocm", "--format", "vllm").exit_code == 3
 
 
 def test_parts_of_speculation_stand_beside_the_profiles() -> None:
