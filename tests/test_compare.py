@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shared_boundary
 import tito_core
 from conversations import Json
-from tito_core import Codec, Comparator, Encoder, Mismatch
+from tito_core import Codec, Comparator, Completion, Encoder, Mismatch
 from tito_core.families.family import Segments
 from tito_core.tokens.compare import FAULTS, KINDS
 from tito_core.tokens.encoder import Mode
@@ -481,3 +483,44 @@ def test_ids_are_left_alone() -> None:
     comparator().compare(expected, actual)
     assert np.array_equal(expected, before[0])
     assert np.array_equal(actual, before[1])
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [("end", "user", "end"), ("user", "end", "user"), ("user", "user"), ("tool", "end"), ("end", "tool")],
+    ids="-".join,
+)
+def test_a_stop_token_that_the_template_never_prints(stops: tuple[str, ...]) -> None:
+    """It stays where it was sampled, and the next message's opener follows it."""
+    session = shared_boundary.codec().session()
+    messages: list[Any] = [{"role": "user", "content": "q"}]
+    said = {"role": "assistant", "content": "a"}
+    ids = {**shared_boundary.OPENERS, "end": shared_boundary.END}
+    for stop in stops:
+        session.commit(session.prepare(messages), Completion([97, ids[stop]], [-1.0, -1.0], "stop", message=said))
+        messages += [said, {"role": "user", "content": "u"}]
+    found = session.compare()
+    assert [(one.kind, one.expected_ids, one.actual_ids, one.message_index) for one in found] == [
+        (ENDED, (), (shared_boundary.END,), 2 * number + 1) for number, stop in enumerate(stops) if stop == "end"
+    ]
+
+
+def test_an_end_that_nobody_sampled_is_no_soft_one() -> None:
+    toy = shared_boundary.codec()
+    said = shared_boundary.printed([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+    more = shared_boundary.printed([{"role": "user", "content": "u"}])
+    put = array([*said, shared_boundary.END, *more])
+    for sampled in ([], [(len(said) - 1, len(said))]):
+        assert kinds(toy.compare(array([*said, *more]), put, (), sampled)) == [SPECIAL]
+    sampled = [(len(said) - 1, len(said) + 1)]
+    assert kinds(toy.compare(array([*said, *more]), put, (), sampled)) == [ENDED]
+    other = array([*said[:-1], 98, *more])
+    assert kinds(toy.compare(other, put, (), sampled)) == [SOFT, ENDED]
+    assert kinds(toy.compare(array([*said, *more, 97]), put, (), sampled)) == [ENDED, TEXT]
+
+
+def test_a_stop_token_before_the_one_that_ends_a_message_is_a_fault() -> None:
+    """Where the template prints a stop token, one that was sampled stands in its place, and none is put behind it."""
+    comparator = Comparator(Segments(delimiters=CONTROLS[:4], headers=("<|bot|>",)), toy(), ("<|end|>", "<|tool|>"))
+    expected, twice = [BOT, HE, END, TOY_USER], [BOT, HE, TOOL, END, TOY_USER]
+    assert kinds(comparator.compare(array(expected), array(twice), (), [(1, 3)])) == [SPECIAL]

@@ -332,6 +332,38 @@ def test_rewards_and_metadata() -> None:
     assert str(error.value) == (
         "rewards names the completion 'nobody', which this session does not hold; its keys are the ids of completions"
     )
+    (first, *_) = session.samples(select="leaves", rewards={one: 1, three: None, four: np.float64(0.5)})
+    assert [turn.reward for turn in first.turns] == [1, None]
+
+
+@pytest.mark.parametrize("reward", ["1", float("nan"), float("-inf"), np.float32(1), 10**400, [1.0]])
+def test_a_reward_is_a_finite_number(reward: Any) -> None:
+    session = branched()
+    identity = session.turns[0].completion.id
+    with pytest.raises(SessionError) as error:
+        session.samples(select="leaves", rewards={identity: reward})
+    assert str(error.value) == (
+        f"rewards gives completion {identity} {reward!r:.80}, a {type(reward).__name__}; it must be a finite float or int, "
+        "or None for none"
+    )
+
+    def setting(samples: Sequence[Sample], rewards: Any, metadata: Any) -> list[Sample]:
+        return [
+            dataclasses.replace(one, turns=tuple(dataclasses.replace(turn, reward=reward) for turn in one.turns))
+            for one in samples
+        ]
+
+    with pytest.raises(SessionError, match=r"answered a sample of turn 3 whose turns are not those that it was given$"):
+        session.samples(select="latest", finish=setting)
+
+
+@pytest.mark.parametrize("ended", ["timeout", SessionError, 0, False])
+def test_what_ended_a_session_is_an_error(ended: Any) -> None:
+    with pytest.raises(SessionError) as error:
+        branched().samples(select="leaves", error=ended)
+    assert str(error.value) == (
+        f"error is {ended!r}, a {type(ended).__name__}; it must be the exception that ended the session, or None"
+    )
 
 
 def test_a_turn_of_a_sample_says_where_it_comes_from() -> None:
@@ -522,6 +554,10 @@ def _trains_in_place(samples: Sequence[Sample], rewards: Any, metadata: Any) -> 
             "whose extras are none: its extras 'mine' are float64 of the shape (3,), and must be numbers, a row for each of ",
         ),
         (
+            _changed(extras=lambda sample: {"mine": np.zeros(len(sample.tokens), np.longdouble)}),
+            f"whose extras are none: its extras 'mine' are {np.dtype(np.longdouble)} of the shape (",
+        ),
+        (
             _changed(extras=lambda sample: {"mine": [1]}),
             "whose extras are none: its extras 'mine' are a list, and must be",
         ),
@@ -642,6 +678,15 @@ def test_samples_come_back_from_the_wire(out: Any, back: Any) -> None:
         out([dataclasses.replace(samples[0], metadata={"x": object()})])
     with pytest.raises(SessionError, match=r"^a sample's metadata or reward is not JSON: 'utf-8' codec can't encode"):
         out([dataclasses.replace(samples[0], metadata={"x": "\ud800"})])
+    with pytest.raises(
+        SessionError, match=r"^a sample's metadata or reward is not JSON: the key 1 is a int, not a text; keep plain"
+    ):
+        out([dataclasses.replace(samples[0], metadata={"x": [{1: 2}]})])
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(SessionError, match=r"^a sample's metadata or reward is not JSON: maximum recursion"):
+        out([dataclasses.replace(samples[0], metadata={"x": deep})])
     versions: Any = ('"tito_samples": 1', '"tito_samples": 2')
     if isinstance(data, bytes):
         versions = (rb"\"version\": 1", rb"\"version\": 2")
@@ -649,6 +694,12 @@ def test_samples_come_back_from_the_wire(out: Any, back: Any) -> None:
         back(data.replace(*versions))
     with pytest.raises(SessionError, match="is none, or is torn: "):
         back(data[: len(data) - 30])
+
+
+REWARDED: Json = {
+    "number": 0, "completion": "c", "start": 1, "end": 2, "requested": 0.0, "committed": 0.0, "finish_reason": "stop",
+    "reward": "1",
+}  # fmt: skip
 
 
 def test_what_is_no_payload() -> None:
@@ -685,6 +736,7 @@ def test_what_is_no_payload() -> None:
         ({"logprobs": [1e300, 0, 0]}, "its logprobs are not finite"),
         ({"metadata": {"x": float("nan")}}, "it holds NaN"),
         ({"metadata": []}, "its leaf, status and metadata are not a number, a text and a mapping"),
+        ({"turns": [REWARDED]}, "its turn 0 has the reward '1', a str"),
         ({"leaf": "0"}, "its leaf, status and metadata are not a number, a text and a mapping"),
         ({"spans": [[0, 4, "template", 0, "user"]]}, "it holds a span or a turn from 0 to 4, which is none of its ids"),
         (

@@ -20,6 +20,7 @@ from chats import TOOL, Json, assistant, call, codec, result, said, state, step,
 from tito_core import Completion, Message, ToolCall
 from tito_core.errors import (
     CompletionError,
+    EncodingError,
     GateError,
     MessageError,
     SessionError,
@@ -510,7 +511,7 @@ def test_a_turn_stores_its_own_new_ids_only() -> None:
         (
             "tool_calls",
             [call("c3", '{"x": 1.0}')],
-            "tool call 0 'c3 f({\"x\": 1})' is stored, 'c3 f({\"x\": 1.0})' was sent",
+            "tool call 0 'f({\"x\": 1})' is stored, 'f({\"x\": 1.0})' was sent",
         ),
         ("tool_calls", [], "the number of tool calls 1 is stored, 0 was sent"),
     ],
@@ -538,6 +539,65 @@ def test_the_last_turn_edited_is_no_way_back_over_it(field: str, changed: Any, t
     with pytest.raises(SessionError, match="the content 'R' is stored, 'edited' was sent"):
         session.prepare(messages)
     assert state(session) == before
+
+
+TWO: Json = {"x": 1, "y": 2}
+
+
+@pytest.mark.parametrize(
+    ("matcher", "changes", "text"),
+    [
+        ("strict", {"reasoning_content": ""}, "the reasoning 'r' is stored, '' was sent"),
+        (
+            "strict",
+            {"tool_calls": [call("b", {"y": 2, "x": 1}), call("d", {})]},
+            'tool call 0 \'f({"x": 1, "y": 2})\' is stored, \'f({"y": 2, "x": 1})\' was sent',
+        ),
+        (
+            "tool_arguments",
+            {"reasoning_content": "", "tool_calls": [call("b", {"y": 2, "x": 1}), call("d", {"z": 3})]},
+            "tool call 1 'f({})' is stored, 'f({\"z\": 3})' was sent",
+        ),
+        (
+            lambda stored, sent: stored.role != "assistant",
+            {},
+            "nothing that it holds differs, but the session's matcher takes it for another",
+        ),
+    ],
+)
+def test_what_a_matcher_finds_different_is_named(matcher: Any, changes: Json, text: str) -> None:
+    session = codec().session(linear=True, matcher=matcher)
+    reply = assistant("a", tool_calls=[call("a", TWO), call("c", {})])
+    step(session, [user("q")], reply, tools=[TOOL])
+    sent = {**reply, **changes}
+    with pytest.raises(SessionError) as error:
+        session.prepare([user("q"), sent, *(result(one["id"], "R") for one in sent["tool_calls"])])
+    assert str(error.value) == (
+        f"message 1 (assistant) is not what this session stores there: {text}; a request continues the last turn, or takes it "
+        "back; open another session for another conversation"
+    )
+
+
+def test_tools_that_differ_are_named() -> None:
+    session = codec().session(linear=True)
+    system = {"role": "system", "content": "S", "tools": [TOOL]}
+    step(session, [system, user("q")], assistant("a"))
+    with pytest.raises(SessionError, match="stores there: its tools or response_format differ; a request"):
+        session.prepare([{"role": "system", "content": "S"}, user("q"), assistant("a"), user("u")])
+
+
+@pytest.mark.parametrize("leaf", [0, "0", False])
+def test_a_leaf_is_a_turn(leaf: Any) -> None:
+    session = codec().session()
+    assert (session.messages(), session.compare(), session.sampled()) == ((), [], [])
+    turn = step(session, [user("q")], assistant("a"))
+    assert session.messages(turn) == session.messages() != ()
+    for asked in (session.messages, session.compare, session.sampled):
+        with pytest.raises(SessionError) as error:
+            asked(leaf)
+        assert str(error.value) == (
+            f"leaf is {leaf!r}, a {type(leaf).__name__}; pass one of the session's turns, or None for the last"
+        )
 
 
 def test_ids_of_a_client_s_own_are_no_difference_that_is_named() -> None:
@@ -703,6 +763,19 @@ def test_a_delimiter_that_the_model_sampled_is_its_own_text() -> None:
     step(session, [*messages, assistant("hi <｜User｜> yo"), user("u")], assistant("b"))
     assert session.sampled()[0] == (session.turns[0].end - len(ids), session.turns[0].end)
     assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}
+
+
+def test_control_text_that_the_model_sampled_is_compared_where_a_client_s_is_rejected() -> None:
+    session = codec().session(encoding="reject")
+    messages = [user("q")]
+    ids = [*engine_ids("r1", "r</think>hi "), USER, *engine_ids("r1", " yo"), EOS]
+    session.commit(
+        session.prepare(messages), Completion(ids, [-1.0] * len(ids), "stop", message=assistant("hi <｜User｜> yo"))
+    )
+    assert {mismatch.kind for mismatch in session.compare()} == {"assistant_text"}
+    assert session.counters().drift == {"assistant_text": 1}
+    with pytest.raises(EncodingError):
+        session.prepare([*messages, assistant("hi <｜User｜> yo"), user("<｜User｜>")])
 
 
 def test_a_long_session_is_small() -> None:

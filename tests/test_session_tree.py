@@ -546,6 +546,54 @@ def test_the_client_s_call_ids_stand_for_the_sampled_ones() -> None:
         session.prepare([*told[:2], result("functions.f:0", "R1"), result("functions.f:1", "R2")])
 
 
+def any_order(stored: Message, sent: Message) -> bool:
+    return stored.role == sent.role and sorted(one.name for one in stored.tool_calls) == sorted(
+        one.name for one in sent.tool_calls
+    )
+
+
+def test_calls_that_a_matcher_takes_in_another_order_keep_their_results() -> None:
+    session = codec().session(matcher=any_order)
+    other: Json = {**call("b"), "function": {"name": "g", "arguments": "{}"}}
+    turn = step(session, [user("q")], assistant("", tool_calls=[call("a"), other]))
+    swapped = [user("q"), assistant("", tool_calls=[other, call("a")]), result("b", "G"), result("a", "F")]
+    request = session.prepare(swapped)
+    assert request.parent is turn
+    assert [(one.tool_call_id, one.content) for one in request.messages] == [("a", "F"), ("b", "G")]
+    ones, twos = ([call(identity, {"x": int(identity)}) for identity in order] for order in ("12", "21"))
+    step(session, [user("r")], assistant("", tool_calls=ones))
+    request = session.prepare([user("r"), assistant("", tool_calls=twos), result("2", "F2"), result("1", "F1")])
+    assert [(one.tool_call_id, one.content) for one in request.messages] == [("1", "F1"), ("2", "F2")]
+    swapped = [call("2", {"x": 1}), call("1", {"x": 2})]
+    request = session.prepare([user("r"), assistant("", tool_calls=swapped), result("2", "F1"), result("1", "F2")])
+    assert [(one.tool_call_id, one.content) for one in request.messages] == [("1", "F1"), ("2", "F2")]
+    theirs = [{**other, "id": "x"}, call("y")]
+    with pytest.raises(SessionError) as error:
+        session.prepare([user("q"), assistant("", tool_calls=theirs), result("x", "G"), result("y", "F")])
+    assert str(error.value) == (
+        "the matcher 'any_order' takes the calls of g, f for those of f, g, under ids that are not theirs: which result is "
+        "which call's can't be told; it must not, or the client must send the ids that were sampled"
+    )
+
+
+def exampled(identity: str) -> list[Json]:
+    return [user("q"), calling(identity), result(identity, "R"), user("u")]
+
+
+@pytest.mark.parametrize("matcher", ["strict", "tool_arguments", lambda stored, sent: stored.tool_call_id is None])
+@pytest.mark.parametrize("rule", [{}, {"append_roles": {"tool", "user"}}, {"linear": True}])
+def test_the_client_s_ids_of_calls_that_it_put_in_are_no_difference(rule: Json, matcher: Any) -> None:
+    session = codec().session(matcher=matcher, **rule)
+    turn = step(session, exampled("a"), assistant("a"))
+    assert session.prepare([*exampled("b"), assistant("a"), user("v")]).parent is turn
+    assert session.prepare(exampled("b")).ids.tolist() == turn.ids[: -turn.sampled].tolist()
+    if not rule:
+        later = step(session, [*exampled("a"), assistant("a"), *exampled("a")], assistant("b"))
+        assert (
+            session.prepare([*exampled("b"), assistant("a"), *exampled("c"), assistant("b"), user("v")]).parent is later
+        )
+
+
 def test_reasoning_under_either_name_or_none() -> None:
     session = codec().session()
     turn = step(session, [user("q")], assistant("a1", "r1"))

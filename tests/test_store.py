@@ -162,9 +162,33 @@ def test_who_was_taken_over_stores_nothing_more(store: Store) -> None:
     assert seen(session) == before
     with pytest.raises(SessionError) as error:
         other.commit(request, said(assistant("b")))
-    assert str(error.value) == ("the request continues turn 0 of an earlier opening of the session s; prepare it again")
+    assert str(error.value) == "the request was prepared by another opening of the session s; prepare it again"
     step(other, messages, assistant("c"))
     assert [turn.message.content for turn in codec().session(store=store, id="s").turns] == ["a", "c"]
+
+
+def test_a_first_prompt_of_another_opening_is_not_stored(store: Store) -> None:
+    session = codec().session(store=store, id="s")
+    step(session, [user("q")], assistant(SUM))
+    summary = session.prepare([user(f"So far: {SUM}")])
+    for other in (codec().session(store=store, id="s"), codec().session(id="s", thinking=False)):
+        before = seen(other)
+        with pytest.raises(SessionError) as error:
+            other.commit(summary, said(assistant("b")))
+        assert str(error.value) == "the request was prepared by another opening of the session s; prepare it again"
+        assert seen(other) == before
+
+
+def same_role(stored: Message, sent: Message) -> bool:
+    return stored.role == sent.role
+
+
+def test_a_linear_session_s_first_turn_that_was_taken_back_is_not_summarised(store: Store) -> None:
+    settings: Json = {"store": store, "id": "s", "linear": True, "matcher": same_role}
+    session = codec().session(**settings)
+    step(session, [user("q")], assistant(SUM))
+    assert step(session, [user(f"not {SUM}")], assistant("a")).summarises is None
+    assert seen(codec().session(**settings)) == seen(session)
 
 
 def test_a_linear_session_s_turn_that_was_taken_back_is_gone(store: Store) -> None:

@@ -19,7 +19,7 @@ __all__ = ["Completion"]
 
 ROUNDING: Final = 1e-3
 """How far above 0 an engine may have rounded a log-prob."""
-_NUMBERS: Final = frozenset(np.dtype(code).type for code in "?bhilqBHILQefd")
+NUMBERS: Final = frozenset(np.dtype(code).type for code in "?bhilqBHILQefd")
 """Not by kind: a float8 of another library has the kind of a float, and a name that numpy can't read."""
 
 
@@ -100,7 +100,7 @@ class Completion:
                 id=self.id,
             )
         for name, rows in self.extras.items():
-            if not isinstance(name, str) or not_text(name) or rows.dtype.type not in _NUMBERS:
+            if not isinstance(name, str) or not_text(name) or rows.dtype.type not in NUMBERS:
                 raise CompletionError(
                     f"completion {self.id} has extras {name!r} of type {rows.dtype}; their name is text, and rows are numpy's "
                     "own booleans, or numbers of 64 bits at most, which stores and samples keep: give others as float32, or "

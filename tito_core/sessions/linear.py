@@ -7,7 +7,7 @@ from typing import Any
 
 from tito_core.errors import SessionError
 from tito_core.prompts.messages import Message
-from tito_core.sessions.matching import difference, unnamed
+from tito_core.sessions.matching import difference
 from tito_core.sessions.turn import Turn
 from tito_core.tokens.codec import Codec
 
@@ -33,7 +33,7 @@ def check(
         if parent is not None or all(map(same, tip.messages, made)):
             return
     stored = tip.conversation()
-    pairs = zip(map(unnamed, stored), map(unnamed, made), strict=False)
+    pairs = zip(stored, made, strict=False)
     shared = next((at for at, pair in enumerate(pairs) if not same(*pair)), len(made))
     if shared == len(made):
         raise SessionError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, Final
 
 import orjson
@@ -25,7 +26,6 @@ __all__ = [
     "spelled",
     "strict",
     "tool_arguments",
-    "unnamed",
 ]
 
 Match = Callable[[Message, Message], bool]
@@ -78,7 +78,10 @@ class Matcher:
         return _results_of(turn.message, echo, made)
 
     def same(self, stored: Message, sent: Message) -> bool:
-        answer = self._match(stored, sent)
+        """Whether they match, by all but the ids of calls that they answer: results stand in the order of their calls."""
+        answer = self._match(
+            *(one if one.tool_call_id is None else replace(one, tool_call_id=None) for one in (stored, sent))
+        )
         if type(answer) is not bool:
             raise self._match.refuse(f"answered {answer!r}; it must answer True or False")
         return answer
@@ -92,11 +95,25 @@ class Matcher:
             made = self._codec.normalise(sent, after=after, start=turn.start)
         except MessageError:
             return None
-        if after is not None and before is not None:
-            made = _results_of(before, after, made)
         if len(made) != len(own) or not all(map(self.same, own, made)):
             return None
-        return _labelled(turn.message, made[-1])
+        return self._labelled(turn.message, made[-1])
+
+    def _labelled(self, stored: Message, echo: Message) -> Message:
+        """A stored message with the ids that the client gave its calls, where it gave others."""
+        calls = [*zip(stored.tool_calls, echo.tool_calls, strict=False)]
+        if all(theirs.id in (None, ours.id) for ours, theirs in calls):
+            return stored
+        if len(stored.tool_calls) != len(echo.tool_calls) or not all(starmap(_same_call, calls)):
+            if {call.id for call in echo.tool_calls} <= {call.id for call in stored.tool_calls}:
+                return stored  # a matcher of the user's own, and calls in another order: the ids tell which is which
+            names, theirs = (", ".join(call.name for call in one.tool_calls) for one in (stored, echo))
+            if names != theirs:
+                raise self._match.refuse(
+                    f"takes the calls of {theirs} for those of {names}, under ids that are not theirs: which result is "
+                    "which call's can't be told; it must not, or the client must send the ids that were sampled"
+                )
+        return replace(stored, tool_calls=tuple(replace(ours, id=theirs.id or ours.id) for ours, theirs in calls))
 
 
 def closest(found: Mapping[Turn | None, Message | None], sent: Sequence[Any]) -> Turn | None:
@@ -153,11 +170,14 @@ def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:
         return False
 
 
+def _same_call(stored: ToolCall, sent: ToolCall) -> bool:
+    return stored.name == sent.name and same_json(stored.arguments, sent.arguments)
+
+
 def _same(stored: Message, sent: Message, same_arguments: Callable[[Any, Any], bool]) -> bool:
     return (
         stored.role == sent.role
         and stored.content == sent.content
-        and stored.tool_call_id == sent.tool_call_id
         and len(stored.tool_calls) == len(sent.tool_calls)
         and all(
             one.name == other.name and same_arguments(one.arguments, other.arguments)
@@ -179,15 +199,6 @@ def _spelled_call(stored: ToolCall, raw: Any) -> bool:
     )
 
 
-def _labelled(stored: Message, echo: Message) -> Message:
-    """A stored message with the ids that the client gave its calls, where it gave others."""
-    pairs = [*zip(stored.tool_calls, echo.tool_calls, strict=False)]
-    if all(theirs.id in (None, ours.id) for ours, theirs in pairs):
-        return stored
-    calls = [replace(ours, id=theirs.id or ours.id) for ours, theirs in pairs]
-    return replace(stored, tool_calls=(*calls, *stored.tool_calls[len(calls) :]))
-
-
 def _results_of(stored: Message, echo: Message, made: tuple[Message, ...]) -> tuple[Message, ...]:
     """Messages after an assistant's, whose results (in the order of its calls) get the ids of the stored calls again."""
     if echo is stored:
@@ -200,27 +211,26 @@ def _results_of(stored: Message, echo: Message, made: tuple[Message, ...]) -> tu
 
 
 def difference(stored: Message, sent: Message) -> str:
-    """The first thing in which two messages that do not match differ."""
+    """The first thing in which two messages that do not match differ; what only `strict` takes for a difference comes last."""
+    calls = [
+        (f"tool call {number}", *(f"{call.name}({json.dumps(call.arguments)})" for call in pair))
+        for number, pair in enumerate(zip(stored.tool_calls, sent.tool_calls, strict=False))
+    ]
+    alike = [*map(_same_call, stored.tool_calls, sent.tool_calls)]
     for what, ours, theirs in (
         ("the role", stored.role, sent.role),
         ("the content", stored.content, sent.content),
         ("the reasoning", stored.reasoning, sent.reasoning or stored.reasoning),
-        ("the tool_call_id", stored.tool_call_id, sent.tool_call_id),
         ("the number of tool calls", len(stored.tool_calls), len(sent.tool_calls)),
-        *(
-            (f"tool call {number}", *(f"{call.id} {call.name}({json.dumps(call.arguments)})" for call in pair))
-            for number, pair in enumerate(zip(stored.tool_calls, sent.tool_calls, strict=False))
-            if pair[0].name != pair[1].name or not same_json(pair[0].arguments, pair[1].arguments)
-        ),
+        *(call for call, same in zip(calls, alike, strict=True) if not same),
+        ("the reasoning", stored.reasoning, sent.reasoning),
+        *calls,
     ):
         if ours != theirs:
             return f"{what} {_short(ours)} is stored, {_short(theirs)} was sent"
+    if _same(stored, sent, same_json):
+        return "nothing that it holds differs, but the session's matcher takes it for another"
     return "its tools or response_format differ"
-
-
-def unnamed(message: Message) -> Message:
-    """A message without the id of the call that it answers: results stand in the order of their calls."""
-    return replace(message, tool_call_id=None)
 
 
 def edited(
@@ -236,8 +246,7 @@ def edited(
     change: dict[Turn | None, int | None] = {None: None}
     repeated = []
     for turn in turns:
-        own = [*map(unnamed, (*turn.messages, turn.message))]
-        theirs = [*map(unnamed, sent[turn.start : turn.length])]
+        own, theirs = (*turn.messages, turn.message), sent[turn.start : turn.length]
         matches = [*map(same, own, theirs)]
         alike[turn] = alike[turn.parent] + sum(matches)
         change[turn] = change[turn.parent]

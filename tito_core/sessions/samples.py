@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -10,13 +11,26 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import SessionError, TitoError
+from tito_core.errors import SessionError
+from tito_core.responses.completion import NUMBERS
 from tito_core.sessions.custom import Custom
 from tito_core.sessions.turn import Turn, leaves
 from tito_core.tokens.append import FinishReason, Ids
 from tito_core.tokens.encoder import IdSpan
 
-__all__ = ["Finish", "Sample", "SampleTurn", "Select", "check_extras", "latest", "made", "once", "retries", "sampled"]
+__all__ = [
+    "Finish",
+    "Sample",
+    "SampleTurn",
+    "Select",
+    "check_extras",
+    "finite",
+    "latest",
+    "made",
+    "once",
+    "retries",
+    "sampled",
+]
 
 _T = TypeVar("_T")
 
@@ -134,7 +148,7 @@ def made(
     rewards: Mapping[str, float],
     metadata: Mapping[str, Any],
     ours: Mapping[str, Any],
-    error: TitoError | None,
+    error: BaseException | None,
 ) -> list[Sample]:
     """The samples of a session's turns; see `Session.samples`. `ours` is metadata that wins over a caller's."""
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
@@ -148,6 +162,17 @@ def made(
             f"rewards names the completion {first!r}, which this session does not hold; its keys are the ids of "
             "completions",
             id=first,
+        )
+    for one, reward in rewards.items():
+        if not finite(reward):
+            raise SessionError(
+                f"rewards gives completion {one} {reward!r:.80}, a {type(reward).__name__}; it must be a finite float or int, "
+                "or None for none",
+                id=one,
+            )
+    if error is not None and not isinstance(error, BaseException):
+        raise SessionError(
+            f"error is {error!r:.80}, a {type(error).__name__}; it must be the exception that ended the session, or None"
         )
     selecting = Custom("select", select, _SELECTS, 1)
     finishing = Custom("finish", finish, _FINISHES, 3)
@@ -163,7 +188,7 @@ def sampled(leaf: Turn) -> list[tuple[int, int]]:
     return [(turn.end - turn.sampled, end) for turn, end in zip(leaf.line, (*ends, leaf.end), strict=True)]
 
 
-def _sample(leaf: Turn, max_tokens: int | None, ours: Mapping[str, Any], error: TitoError | None) -> Sample:
+def _sample(leaf: Turn, max_tokens: int | None, ours: Mapping[str, Any], error: BaseException | None) -> Sample:
     line = leaf.line
     fitting = [turn for turn in line if max_tokens is None or turn.end <= max_tokens]
     last = fitting[-1] if fitting else line[0]
@@ -290,10 +315,10 @@ def check_extras(extras: Any, size: int) -> None:
     for name, rows in extras.items():
         if not isinstance(name, str) or not isinstance(rows, np.ndarray):
             raise ValueError(f"its extras {name!r} are a {type(rows).__name__}, and must be an array under a name")
-        if rows.dtype.kind not in "biuf" or not rows.ndim or size - len(rows) not in (0, 1):
+        if rows.dtype.type not in NUMBERS or not rows.ndim or size - len(rows) not in (0, 1):
             raise ValueError(
                 f"its extras {name!r} are {rows.dtype} of the shape {rows.shape}, and must be numbers, a row for each of "
-                f"{size} ids or for all but the last"
+                f"{size} ids or for all but the last; numbers are of 64 bits at most"
             )
 
 
@@ -301,8 +326,15 @@ def _unrewarded(turn: Any) -> Any:
     """A turn without what a `finish` may set, where that can be."""
     if not isinstance(turn, SampleTurn) or type(turn.trains) is not bool:
         return None
-    rewarded = turn.reward is None or isinstance(turn.reward, (int, float))
-    return replace(turn, reward=None, trains=True) if rewarded else None
+    return replace(turn, reward=None, trains=True) if finite(turn.reward) else None
+
+
+def finite(reward: Any) -> bool:
+    """Whether it is a reward: a number that a float can be, or None for none."""
+    try:
+        return reward is None or (isinstance(reward, (int, float)) and math.isfinite(reward))
+    except OverflowError:
+        return False
 
 
 def _numbers(custom: Custom, sample: Sample, name: str) -> npt.NDArray[Any]:

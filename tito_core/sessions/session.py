@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
-from tito_core.errors import SessionError, TitoError, not_text
+from tito_core.errors import SessionError, not_text
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
@@ -66,6 +66,7 @@ class Session:
         self.codec = codec
         self.linear = linear
         self.rollbacks = 0
+        self._opening = object()
         self._kwargs = dict(chat_template_kwargs)
         self._append_roles = append_roles
         check_modes(encoding, truncation)
@@ -145,7 +146,8 @@ class Session:
         if parent is None:
             made = self.codec.normalise(messages)
             ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
-            summarises = _summarised(turns, made, ledger.ids)
+            if not self.linear:  # its first turn is taken back here, and nothing is left to sum up
+                summarises = _summarised(turns, made, ledger.ids)
             if summarises is None and "assistant" not in self._append_roles.roles:
                 self._refuse_edited(turns, made)
         else:
@@ -155,7 +157,7 @@ class Session:
             ledger = self.codec.append(
                 parent, made, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
             )
-        return Request(self.id, parent, tip, made, offered, decision, ledger, summarises, at)
+        return Request(self.id, self._opening, parent, tip, made, offered, decision, ledger, summarises, at)
 
     def commit(self, request: Request, completion: Completion) -> Turn:
         """Stores a completion of a request as a turn, read back by the family's parser where it brings no message.
@@ -170,6 +172,10 @@ class Session:
             )
         if request.session != self.id:
             raise SessionError(f"the request belongs to the session {request.session}, not to {self.id}")
+        if request.opening is not self._opening:
+            raise SessionError(
+                f"the request was prepared by another opening of the session {self.id}; prepare it again"
+            )
         completion, message, parsed = accept.accepted(self.codec, request, completion, self._overrun)
         ledger, parent = request.ledger, request.parent
         new = np.concatenate((ledger.inserted, ledger.suffix, np.asarray(completion.ids)))
@@ -205,21 +211,22 @@ class Session:
 
     def messages(self, leaf: Turn | None = None) -> tuple[Message, ...]:
         """The whole conversation of a turn, the last one where none is named, normalised."""
-        last = leaf or (self._turns[-1] if self._turns else None)
+        last = self._named(leaf)
         return last.conversation() if last else ()
 
     def compare(self, leaf: Turn | None = None) -> list[Mismatch]:
         """What the stored ids of a turn, the last one where none is named, differ in from a full render of its line."""
-        last = leaf or (self._turns[-1] if self._turns else None)
+        last = self._named(leaf)
         if last is None:
             return []
         rendered = self.codec.render(last.conversation(), tools=last.tools, decision=last.decision)
-        expected = self.codec.encode(rendered, self._encoding)
+        mode: Mode = "engine" if self._encoding == "engine" else "literal"  # what was sampled is rejected by no rule
+        expected = self.codec.encode(rendered, mode)
         return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans, samples.sampled(last))
 
     def sampled(self, leaf: Turn | None = None) -> list[tuple[int, int]]:
         """The ranges (start, end) of a turn's ids, the last one's where none is named, that the engine sampled."""
-        last = leaf or (self._turns[-1] if self._turns else None)
+        last = self._named(leaf)
         return samples.sampled(last) if last else []
 
     def samples(
@@ -230,7 +237,7 @@ class Session:
         finish: str | Finish = "once",
         rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
-        error: TitoError | None = None,
+        error: BaseException | None = None,
     ) -> list[Sample]:
         """The training samples, one for each turn that `select` keeps, of the turns up to it.
 
@@ -257,17 +264,19 @@ class Session:
         """What happened in it, in whole numbers that can be added up over sessions."""
         return counted(self)
 
+    def _named(self, leaf: Turn | None) -> Turn | None:
+        if leaf is not None and not isinstance(leaf, Turn):
+            raise SessionError(
+                f"leaf is {leaf!r:.80}, a {type(leaf).__name__}; pass one of the session's turns, or None for the last"
+            )
+        return leaf or (self._turns[-1] if self._turns else None)
+
     def _admit(self, turns: tuple[Turn, ...], request: Request, completion: Completion) -> None:
         """Refuses what may not become the next turn. Called under the lock."""
         tip = turns[-1] if turns else None
         if self.linear and tip is not request.tip:
             raise SessionError(
                 f"the session went on to turn {len(turns) - 1} after this request was prepared; prepare it again"
-            )
-        parent = request.parent
-        if parent is not None and not (parent.number < len(turns) and turns[parent.number] is parent):
-            raise SessionError(
-                f"the request continues turn {parent.number} of an earlier opening of the session {self.id}; prepare it again"
             )
         for turn in turns:
             if turn.completion.id == completion.id:
@@ -276,7 +285,7 @@ class Session:
                     "once: give another sampling another id",
                     id=completion.id,
                 )
-        if turns and parent is None:
+        if turns and request.parent is None:
             thinking.frozen(turns[0].decision, request.decision)
             same_tools(turns[0].tools, request.tools)
 

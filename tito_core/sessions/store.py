@@ -25,7 +25,7 @@ from tito_core.responses.parse import Parsed
 from tito_core.sessions.turn import Turn
 from tito_core.tokens.encoder import IdSpan
 
-__all__ = ["FORMAT", "MemoryStore", "SQLiteStore", "Store", "check_about", "packed", "unpacked"]
+__all__ = ["FORMAT", "MemoryStore", "SQLiteStore", "Store", "check_about", "check_keys", "packed", "unpacked"]
 
 
 _T = TypeVar("_T")
@@ -315,7 +315,7 @@ def _read(held: tuple[str, tuple[int, ...], str]) -> npt.NDArray[Any]:
 
 def _check_meta(done: Completion) -> None:
     try:
-        _check_keys(done.meta)
+        check_keys(done.meta)
         json.dumps(dict(done.meta), ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as cause:
         raise SessionError(
@@ -324,16 +324,16 @@ def _check_meta(done: Completion) -> None:
         ) from cause
 
 
-def _check_keys(value: Any) -> None:
+def check_keys(value: Any) -> None:
     """Raises TypeError for a key that JSON would make a text of."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"the key {key!r} is a {type(key).__name__}, not a text")
-            _check_keys(one)
+            check_keys(one)
     elif isinstance(value, (list, tuple)):
         for one in value:
-            _check_keys(one)
+            check_keys(one)
 
 
 def check_about(session: str, before: str, about: Mapping[str, Any]) -> None:

@@ -94,11 +94,12 @@ class Turn:
 class Request:
     """What to send: `ids` (int32) and, beside them, `engine_kwargs`. `ledger` says where the ids come from.
 
-    `parent` is the turn that it continues, `tip` the session's last one when it was prepared; `summarises` and `at` become
-    the turn's.
+    `opening` is that of the session which prepared it, and may commit it. `parent` is the turn that it continues, `tip` the
+    session's last one when it was prepared; `summarises` and `at` become the turn's.
     """
 
     session: str
+    opening: object
     parent: Turn | None
     tip: Turn | None
     messages: tuple[Message, ...]

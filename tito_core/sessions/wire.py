@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.errors import SessionError
-from tito_core.sessions.samples import Sample, SampleTurn, check_extras
+from tito_core.sessions.samples import Sample, SampleTurn, check_extras, finite
+from tito_core.sessions.store import check_keys
 from tito_core.tokens.encoder import IdSpan
 
 __all__ = ["VERSION", "from_jsonl", "from_safetensors", "to_jsonl", "to_safetensors"]
@@ -150,6 +151,11 @@ def _sample(
     for start, end in (*(span[:2] for span in spans), *((turn.start, turn.end) for turn in turns)):
         if not type(start) is type(end) is int or not 0 <= start <= end <= len(arrays["tokens"]):
             raise ValueError(f"it holds a span or a turn from {start} to {end}, which is none of its ids")
+    for number, turn in enumerate(turns):
+        if not finite(turn.reward):
+            raise ValueError(
+                f"its turn {number} has the reward {turn.reward!r}, a {type(turn.reward).__name__}; one is a finite number"
+            )
     if type(held["leaf"]) is not int or type(held["status"]) is not str or type(held["metadata"]) is not dict:
         raise ValueError("its leaf, status and metadata are not a number, a text and a mapping")
     return Sample(
@@ -167,10 +173,11 @@ def _sample(
 
 def _dumped(value: Sequence[Any] | Mapping[str, Any]) -> str:
     try:
+        check_keys(value)
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()  # safetensors would, and a writer of lines
         return text
-    except (TypeError, ValueError) as cause:
+    except (TypeError, ValueError, RecursionError) as cause:
         raise SessionError(f"a sample's metadata or reward is not JSON: {cause}; keep plain values in it") from cause
 
 

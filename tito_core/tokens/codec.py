@@ -61,7 +61,9 @@ class Codec:
         )
         self._renderer = renderer(template)
         self._joiner = Joiner(loaded.name, self.family.boundary, encoder, self._renderer)
-        self._comparator = Comparator(self.family.segments, encoder, self.family.boundary.stop)
+        self._comparator = Comparator(
+            self.family.segments, encoder, self.family.boundary.stop, self.family.boundary.shared
+        )
         self.append_roles: AppendRoles = loaded.append_roles(revision)
 
     @classmethod

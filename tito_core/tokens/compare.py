@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -27,7 +27,8 @@ KINDS: tuple[Kind, ...] = (
 )
 FAULTS: tuple[Kind, ...] = KINDS[:3]
 """The kinds that must be zero. `assistant_text` is soft: the sampled ids differ from the canonical ones; so is
-`end_token`: a turn ended on another of the family's stop tokens than the one that the template prints, and keeps it."""
+`end_token`: a turn ended on another of the family's stop tokens than the one that the template prints, or where it prints
+none, and keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,16 @@ class Comparator:
     Think tags never delimit. A run between two delimiters is split: what the template or an author printed, and what an
     assistant said. Only a difference in the second is soft, and only where the model can have sampled it. What it did
     sample is known where `sampled` is given; else the headers tell, and `spans`: an assistant's message that the client
-    put directly behind another one is prompt text. `stop` are the tokens that end a completion.
+    put directly behind another one is prompt text. `stop` are the tokens that end a completion,
+    `shared` those that are the next message's opener too.
     """
 
-    def __init__(self, segments: Segments, encoder: Encoder, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, segments: Segments, encoder: Encoder, stop: Sequence[str] = (), shared: Sequence[str] = ()
+    ) -> None:
         self._encoder = encoder
         self._stop = self._known(stop)
+        self._ending = self._stop - self._known(shared)
         self._delimiters = np.array(sorted(self._known(segments.delimiters)), dtype=np.int32)
         self._headers: dict[int, list[bytes]] = {}
         for token in segments.delimiters:
@@ -96,6 +101,18 @@ class Comparator:
         if sampled is not None:
             other = self._undisputed(actual, other, sampled)
             marks = _aligned(marks, other, spans, sampled)
+            if len(other) > len(marks) and (added := self._added(expected, actual, marks, other, sampled)):
+                found = []
+                for number, at, there in added:
+                    last = self._mismatch(
+                        "end_token", 2 * number, at, expected[at:at], actual[there : there + 1], spans
+                    )
+                    found.append(replace(last, message_index=_message(spans, at - 1)))
+                places = [there for _, _, there in added]
+                less = [(start, end - (end - 1 in places)) for start, end in sampled]
+                moved = [(start - bisect_left(places, start), end - bisect_left(places, end)) for start, end in less]
+                rest = self.compare(expected, np.delete(actual, places), spans, moved)
+                return sorted([*found, *rest], key=_first)
         ended = self._ended(expected, actual, marks, other, sampled)
         if ended is None:
             return [self._structural(expected, actual, marks, other, spans)]
@@ -150,6 +167,29 @@ class Comparator:
             if not said:
                 return None
             found.append((number, at, there))
+        return found
+
+    def _added(
+        self,
+        expected: Ids,
+        actual: Ids,
+        marks: npt.NDArray[np.intp],
+        other: npt.NDArray[np.intp],
+        sampled: Sequence[tuple[int, int]],
+    ) -> list[tuple[int, int, int]]:
+        """Where an assistant's turn ends on a stop token and the expected sequence goes on with what follows it: the segment,
+        and the place in either sequence."""
+        lasts = {end - 1 for _, end in sampled if end <= len(actual) and int(actual[end - 1]) in self._stop}
+        places, wanted = [*marks.tolist(), len(expected)], [*expected[marks].tolist(), None]
+        found = []
+        number = 0
+        for there, following in pairwise([*other.tolist(), len(actual)]):
+            next_ = int(actual[following]) if following < len(actual) else None
+            goes_on = following == there + 1 and next_ == wanted[number] and next_ not in self._ending
+            if there in lasts and goes_on and next_ != int(actual[there]):
+                found.append((number, places[number], there))
+            elif (number := number + 1) == len(places):
+                break
         return found
 
     def assistant_runs(self, ids: Ids) -> list[tuple[int, int]]:
@@ -256,11 +296,10 @@ class Comparator:
 
     def _mismatch(self, kind: Kind, segment: int, at: int, run: Ids, other: Ids, spans: Sequence[IdSpan]) -> Mismatch:
         first = at + shared_length(run, other)
-        place = bisect_right(spans, first, key=_start) - 1
         return Mismatch(
             kind,
             segment,
-            spans[place].index if place >= 0 else None,
+            _message(spans, first),
             first,
             tuple(run.tolist()),
             tuple(other.tolist()),
@@ -289,6 +328,16 @@ def shared_length(one: Ids, other: Ids) -> int:
     most = min(len(one), len(other))
     differing = np.flatnonzero(one[:most] != other[:most])
     return int(differing[0]) if len(differing) else most
+
+
+def _message(spans: Sequence[IdSpan], place: int) -> int | None:
+    """Whose message an id is of."""
+    number = bisect_right(spans, place, key=_start) - 1
+    return spans[number].index if number >= 0 else None
+
+
+def _first(mismatch: Mismatch) -> int:
+    return mismatch.first_index
 
 
 def _start(span: IdSpan) -> int:
