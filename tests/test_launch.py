@@ -188,7 +188,7 @@ def test_a_launcher_that_is_asked_is_ended_too() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=send, daemon=True).start()
-    said = launch("serve", "--launcher", str(slow))
+    said = launch("serve", "--launcher", str(slow), "--ready-within", "1")
     assert (said.exit_code, said.stdout) == (130, "")
     assert not running("sleep", "50.8")
 
