@@ -12,9 +12,19 @@ import numpy as np
 import pytest
 
 import tito_core
+from mutants import TemplateMutant, printed
 from oracles import tokenizer_json
 from tito_core import Completion
-from tito_core.errors import CheckpointError, EncodingError, FamilyError, GateError, ThinkingError, UnknownFamilyError
+from tito_core.errors import (
+    CheckpointError,
+    EncodingError,
+    FamilyError,
+    GateError,
+    TemplateError,
+    ThinkingError,
+    UnknownFamilyError,
+)
+from tito_core.families.registry import Registry
 from tito_core.tokens import checkpoint
 from tito_core.verify.run import verify
 from token_path import NAMES, Name, literal_ids, toy_tokenizer
@@ -293,3 +303,41 @@ def test_a_mode_of_truncation_is_chosen_by_the_session() -> None:
     (sample,) = session.samples()
     assert sample.loss_mask.sum() == 4
     assert {mismatch.kind for mismatch in session.compare()} <= {"assistant_text"}
+
+
+REFUSING = TemplateMutant(
+    "refuses a word",
+    "",
+    "qwen3",
+    "    {%- elif message.role == 'assistant' %}",
+    "    {%- elif message.content == 'no' %}{{ raise_exception('not this: message 3') }}"
+    "    {%- elif message.role == 'assistant' %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("qwen3", "the template tito_qwen/templates/qwen3.jinja refuses message 6 (assistant): not this: message 3"),
+        (
+            "deepseekv4",
+            "message 6 (assistant) holds an integer that no double holds, and the format prints numbers as doubles; send it as "
+            "a string",
+        ),
+    ],
+)
+def test_what_a_template_refuses_of_an_append_is_named_by_its_place_in_the_conversation(family: str, said: str) -> None:
+    with printed(REFUSING):
+        codec = Registry().load(family)
+    session, talk = codec.session(thinking=False), [*MESSAGES]
+    for _ in range(2):
+        stop = codec.encoder.token_id(codec.family.boundary.stop[0])
+        session.commit(session.prepare(talk), Completion([67, stop], [0.0, 0.0], "stop"))
+        talk += [session.messages()[-1].wire(), *MESSAGES]
+    call = {"id": "c", "function": {"name": "f", "arguments": f'{{"a": {10**320}}}'}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "r"}
+    with pytest.raises(TemplateError) as refusal:
+        session.prepare([*talk, *MESSAGES, {"role": "assistant", "content": "no", "tool_calls": [call]}, result])
+    assert str(refusal.value) == said
+    assert refusal.value.where == {"index": 6, "role": "assistant"}
+    assert session.prepare(talk).parent is session.turns[-1]

@@ -359,6 +359,11 @@ WRONG_PARTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Boundary(stop=()), "stop is empty: name the control token that ends a turn"),
     (lambda: Boundary(stop=("a",), shared=("b",)), "shared names ['b'], which are not stop tokens"),
     (lambda: Segments(delimiters=("a",), headers=("b",)), "headers names ['b'], which do not begin with a delimiter"),
+    (
+        lambda: Segments(delimiters=("<a>", "<b>"), headers=("<a>", "<a>name<b>")),
+        "headers names '<a>name<b>', which holds the delimiter '<b>' behind its first: it would end there; leave it out of "
+        "delimiters",
+    ),
     (lambda: Segments(delimiters=("a",), headers=(), ends=("b",)), "ends names ['b'], which are not delimiters"),
     (
         lambda: Segments(delimiters=("a",), headers=(), openers=("a",)),

@@ -11,8 +11,11 @@ import pytest
 
 import tito_core
 from conversations import Json
+from mutants import TemplateMutant, printed
 from tito_core import Codec
 from tito_core.engines.scripted import ScriptedEngine
+from tito_core.errors import EngineError
+from tito_core.families.registry import Registry
 from token_path import EOS, NAMES, Name, added, engine_ids, literal_ids, raw
 
 CALLS = [
@@ -133,3 +136,17 @@ def test_pieces_are_ordinary_tokens_of_the_same_bytes() -> None:
         assert [one for one in ids.tolist() if one in added("v4")] == [EOS]
         assert made.decode(ids[:-1]) == text
     assert engine_ids("v4", "</think>").tolist() == [128822]
+
+
+def test_a_line_too_many_in_the_generation_header_is_shown() -> None:
+    header = "'<|im_start|>assistant{}' }}}}\n    {{{{- '<think>\\n\\n</think>"
+    fault = TemplateMutant("a line too many", "", "qwen3", header.format("\\n"), header.format("\\n\\n"))
+    with printed(fault):
+        made = Registry().load("qwen3")
+    with pytest.raises(EngineError) as refusal:
+        ScriptedEngine(made).say({"role": "assistant", "content": "4"}, made.decide(True))
+    assert str(refusal.value) == (
+        "qwen3 ends a prompt with 'tart|>assistant\\n\\n', and prints 'tart|>assistant\\n<think>\\n\\n</think' there once it is "
+        "answered, so there is no text that a model would have sampled; its template must print an answer, a thought that is "
+        "empty too, behind all that a prompt ends with"
+    )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import find, given, seed, settings
 
 import tito_core
-from mutants import MUTANTS, in_effect
+from mutants import MUTANTS, TemplateMutant, in_effect, printed
 from tito_core import AppendRoles, Codec, Deployment, Encoder, Recipe, Rule
 from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import CheckpointError, FamilyError, RecipeError, UnknownFamilyError
@@ -393,3 +393,25 @@ def test_a_vocabulary_without_merges_can_only_be_canonical() -> None:
     check = next(check for check in CHECKS if check.name == "engine")
     assert check.once is not None
     assert check.once(Bench(made, made.append_roles, 0)) == 16
+
+
+OTHER_FORMATS = [
+    TemplateMutant(
+        "the ids of calls, and results as JSON",
+        "ledger",
+        "qwen3",
+        "'\\n<tool_response>\\n' + content + '\\n</tool_response>'",
+        "'\\n<tool_response>\\n' + message.tool_call_id + ': ' + message.content | tojson + '\\n</tool_response>'",
+    ),
+    TemplateMutant(
+        "an own schema's texts as JSON", "schema", "qwen3coder", "tool.description | trim", "tool.description | tojson"
+    ),
+]
+
+
+@pytest.mark.parametrize("other", OTHER_FORMATS, ids=str)
+def test_a_format_that_prints_otherwise_what_was_said_holds(other: TemplateMutant) -> None:
+    """As Kimi's and Llama's do: these are no faults."""
+    with printed(other):
+        report = run.verify(other.family, registry=Registry(), conversations=40, sessions=2)
+    assert [(failure.check, failure.what) for failure in report.failures] == []

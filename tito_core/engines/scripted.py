@@ -32,6 +32,8 @@ _WORDS: Final = (
     "👩‍👩‍👧", "🙂", "é", "\n", "\n\n", "  ", "x = 1", "{}", "42", "3.14", "return", "(None)", "…", "—", "Ω",
 )  # fmt: skip
 _SPLIT: Final = 0.15
+_SHOWN: Final = 16
+"""How many characters an error shows of two texts before they part, and after."""
 
 
 class ScriptedEngine:
@@ -136,9 +138,13 @@ class ScriptedEngine:
         before = self._codec.render([asked], decision=decision).text
         whole = self._codec.render([asked, message], decision=decision)
         if not whole.text.startswith(before):
+            pairs = enumerate(zip(before, whole.text, strict=False))
+            alike = next((place for place, (one, other) in pairs if one != other), len(whole.text))
+            start = max(0, alike - _SHOWN)
             raise EngineError(
-                f"{self._codec.family.name} prints a prompt differently once it is answered, so there is no text that a "
-                "model would have sampled"
+                f"{self._codec.family.name} ends a prompt with {before[start:]!r}, and prints "
+                f"{whole.text[start : alike + _SHOWN]!r} there once it is answered, so there is no text that a model would have "
+                "sampled; its template must print an answer, a thought that is empty too, behind all that a prompt ends with"
             )
         cut = len(before)
         spans = tuple(

@@ -363,9 +363,9 @@ class Segments(Declaration):
     """Which control tokens delimit messages, and where an assistant's text begins, for the comparator.
 
     A run between two `delimiters` is an assistant's where it follows one of `headers`, which begin with a delimiter and
-    may go on with text (a role's name); where it follows one of `ends` (results without a header of their own) it is an
-    assistant's after the first of `openers`. Everything else is not an assistant's, an opener that directly follows a
-    header included: the template prints it.
+    may go on with text (a role's name) and control tokens that delimit nothing; where it follows one of `ends` (results
+    without a header of their own) it is an assistant's after the first of `openers`. Everything else is not an
+    assistant's, an opener that directly follows a header included: the template prints it.
     """
 
     delimiters: tuple[str, ...]
@@ -379,6 +379,13 @@ class Segments(Declaration):
             raise ValueError(f"ends names {sorted(stray)}, which are not delimiters")
         if stray := {header for header in self.headers if not header.startswith(self.delimiters)}:
             raise ValueError(f"headers names {sorted(stray)}, which do not begin with a delimiter")
+        for header in self.headers:
+            first = max((one for one in self.delimiters if header.startswith(one)), key=len)
+            if inside := [one for one in self.delimiters if one in header[len(first) :]]:
+                raise ValueError(
+                    f"headers names {header!r}, which holds the delimiter {inside[0]!r} behind its first: it would end there; "
+                    "leave it out of delimiters"
+                )
         if stray := set(self.openers) & set(self.delimiters):
             raise ValueError(f"openers {sorted(stray)} are delimiters too: an opener never delimits")
         return self

@@ -65,7 +65,8 @@ class Renderer(Protocol):
 
     `kwargs` holds the thinking decision's `render_kwargs` and the revision's. The generation header belongs to the
     message before it: a prompt that ends with a role of `AppendRoles.ends` ends with an open assistant turn.
-    Raises TemplateError, with the message's index and role, for what the format can't print. Never changes its input.
+    Raises TemplateError, with the message's index and role, for what the format can't print; its text says `message 3`, and
+    both are made to say the place in the conversation where an append is rendered. Never changes its input.
     """
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered: ...

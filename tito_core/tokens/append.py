@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.errors import AppendError, TemplateError, TruncatedTurnError
+from tito_core.errors import AppendError, TemplateError, TitoError, TruncatedTurnError
 from tito_core.families.family import Boundary, ThinkingDecision
 from tito_core.prompts.messages import Message, ToolCall
 from tito_core.prompts.template import Rendered, Renderer, Span
@@ -261,8 +263,10 @@ class Joiner:
     def _suffix(self, turn: Turn, appended: Sequence[Message], kwargs: Mapping[str, Any]) -> Rendered:
         calls = tuple(ToolCall(call.name, {}, None, call.id) for call in turn.message.tool_calls)
         base = (_BASE_USER, Message("assistant", "", _BASE_REASONING, calls))
-        before = self._renderer.render(base, tools=(), kwargs=kwargs).text
-        whole = self._renderer.render((*base, *appended), tools=(), kwargs=kwargs)
+        shift = turn.length - len(base)
+        with _moved(shift):
+            before = self._renderer.render(base, tools=(), kwargs=kwargs).text
+            whole = self._renderer.render((*base, *appended), tools=(), kwargs=kwargs)
         cut = len(before)
         if not whole.text.startswith(before):
             raise AppendError(
@@ -280,13 +284,24 @@ class Joiner:
                 index=turn.length,
                 role=appended[0].role,
             )
-        shift = turn.length - len(base)
         spans = tuple(
             Span(max(span.start, cut) - cut, span.end - cut, span.source, span.index + shift, span.role)
             for span in whole.spans
             if span.end > cut
         )
         return Rendered(whole.text[cut:], spans)
+
+
+@contextmanager
+def _moved(shift: int) -> Iterator[None]:
+    """What a renderer refuses of messages is said of those that stand so many places later in the conversation."""
+    try:
+        yield
+    except TitoError as error:
+        if type(index := error.where.get("index")) is int:
+            error.where["index"] = index + shift
+            error.args = (re.sub(rf"\bmessage {index}\b", f"message {index + shift}", str(error), count=1),)
+        raise
 
 
 def _frozen(ids: Ids) -> Ids:

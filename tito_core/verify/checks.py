@@ -387,7 +387,10 @@ def _after(bench: Bench, conversation: Conversation, step: Step) -> tuple[int, I
 
 
 def ledger(bench: Bench, conversation: Conversation) -> int:
-    """The ledger names the author of every new id: in order, without a gap, each text in its own message's span."""
+    """The ledger names the author of every new id: in order, without a gap, each text in its own message's span.
+
+    What a result says is its text, or the id of the call that it answers; either may be printed as JSON.
+    """
     codec = bench.codec
     messages = codec.normalise(conversation.messages())
     tokens = 0
@@ -422,10 +425,16 @@ def ledger(bench: Bench, conversation: Conversation) -> int:
             if span.source != "content" or span.role not in ("user", "tool") or messages[span.index].tools:
                 continue
             start, end = ends[span.start - append.kept], ends[span.end - append.kept]
-            content = bench.normalised(_kept(codec.family, span.role, messages[span.index].content)).encode()
+            content = _kept(codec.family, span.role, messages[span.index].content)
+            texts = [text for text in (content, messages[span.index].tool_call_id) if text is not None]
+            said = {
+                bench.normalised(spelling).encode()
+                for text in texts
+                for spelling in (text, json.dumps(text, ensure_ascii=False), json.dumps(text))
+            } - {b""}
             # A token that straddles two parts belongs to the one that it starts in.
             begins = range(start, max(start - _STRADDLING, -1), -1)
-            if not any(whole.startswith(content, at) and start < at + len(content) <= end for at in begins):
+            if not any(whole.startswith(text, at) and start < at + len(text) <= end for text in said for at in begins):
                 raise Broken(
                     f"the span {span} is said to hold the content of message {span.index} ({span.role})",
                     message_index=span.index,
@@ -666,7 +675,7 @@ def schema(bench: Bench, conversation: Conversation) -> int:
     text = bench.text(conversation, len(conversation.prompt))
     if bench.codec.family.schemas == "own":
         for said in (said.strip() for tool in conversation.tools for said in _named(tool["function"])):
-            if said not in text:
+            if not any(spelling in text for spelling in _spellings(said)):
                 raise Broken(
                     f"the schema of a tool says {said!r}, and the prompt does not print that", actual_text=text
                 )

@@ -307,12 +307,15 @@ REFUSALS: list[tuple[Form, list[Message], tuple[Tool, ...], dict[str, Any], str]
         )
         for form in FORMS
     ),
-    (
-        "release",
-        [Message("user", "q"), Message("developer")],
-        (),
-        {"index": 1, "role": "developer"},
-        "message 1 (developer) has no content; the format prints it as the user's message: send its text",
+    *(
+        (
+            form,
+            [Message("user", "q"), Message("developer")],
+            (),
+            {"index": 1, "role": "developer"},
+            f"message 1 (developer) has no content; the format prints it as {whose} message: send its text",
+        )
+        for form, whose in zip(FORMS, ("a system", "the user's", "a system"), strict=True)
     ),
     (
         "release",

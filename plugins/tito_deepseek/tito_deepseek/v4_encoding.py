@@ -204,9 +204,9 @@ class V4Encoding:
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), kwargs: Mapping[str, Any]) -> Rendered:
         """The prompt. Raises TemplateError, with `index` and `role`, where the format can't print a message.
 
-        That is: a role it does not know; an integer that no double holds; a tool that is `strict`, or tools and a
-        response format of a message (the recipe); a developer message without content, and tools of the request beside
-        the first system message's own (the release).
+        That is: a role it does not know; a developer message without content; an integer that no double holds; a tool
+        that is `strict`, or tools and a response format of a message (the recipe); tools of the request beside the first
+        system message's own (the release).
         """
         switches = _switches("V4", kwargs, release=False)
         return _render(RELEASE if switches["release"] else RECIPE, messages, tools, switches)
@@ -285,8 +285,6 @@ def _render(form: _Format, messages: Sequence[Message], tools: Sequence[Tool], s
             parts.content(message.content, index, role)
             _print_calls(parts, form, message.tool_calls, index)
         elif role == "developer" and form.released:
-            if not message.content:
-                raise _refusal(index, role, "has no content; the format prints it as the user's message: send its text")
             parts.template(USER, index, role)
             parts.content(message.content, index, role)
             _print_carried(parts, form, message, index)
@@ -316,6 +314,11 @@ def _arranged(form: _Format, messages: Sequence[Message], dropping: bool) -> tup
                 index,
                 message.role,
                 "has a role that the format does not know: system, developer, user, assistant or tool",
+            )
+        if message.role == "developer" and not message.content:
+            whose = "the user's" if form.released else "a system"
+            raise _refusal(
+                index, message.role, f"has no content; the format prints it as {whose} message: send its text"
             )
         if not form.released and (message.tools or message.response_format):
             what = "tools" if message.tools else "a response_format"
