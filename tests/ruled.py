@@ -75,6 +75,13 @@ REFUSED = (
     ),
     Ruled(
         "tree",
+        recipe(eagle(topk=4, drafts=8), arguments={"page-size": "64"}),
+        "eagle_topk is 4 and page-size is 64, with attention-backend unset: with pages of more than one token a tree is "
+        "drafted by flashinfer, fa3, triton only; name one, or give page-size 1",
+        "speculative_eagle_topk > 1 with page_size > 1 is only supported on",
+    ),
+    Ruled(
+        "tree",
         recipe(eagle(topk=4, drafts=8), arguments={"attention-backend": "trtllm_mha"}),
         "eagle_topk is 4 and attention-backend is trtllm_mha, which takes 1 only; give 1, or another backend",
         None,
@@ -137,6 +144,18 @@ REFUSED = (
         "pipeline_parallel is 2 and it speculates with EAGLE and attention_data_parallel is 2: every stage must see the same "
         "batch; give attention_data_parallel 1",
         "SGLANG_ENABLE_PP_SPEC is not compatible with attention DP",
+    ),
+    Ruled(
+        "pipelined",
+        recipe(
+            eagle(),
+            pipeline_parallel=2,
+            arguments={**OVERLAP_OFF, "disaggregation-mode": "prefill"},
+            environment=RELAYED,
+        ),
+        "pipeline_parallel is 2 and it speculates with EAGLE with SGLANG_ENABLE_PP_SPEC=1, and disaggregation-mode is prefill: "
+        "SGLang takes one of them; leave out the variable on a prefill node, else the mode",
+        "SGLANG_ENABLE_PP_SPEC is not compatible with --disaggregation-mode",
     ),
     Ruled(
         "replicas",
@@ -274,5 +293,8 @@ TAKEN = (
     ),
     (recipe(eagle(), arguments={"enable-mixed-chunk": True}), Deployment()),
     (recipe(eagle(), arguments=LORA), Deployment(version="0.5.23")),
+    (recipe(eagle(), arguments=LORA), Deployment(version="0.5.23+rocm700")),
+    (recipe(eagle(topk=4, drafts=8), arguments={"page-size": "1"}), Deployment()),
+    (recipe(tensor_parallel=8, arguments={"moe-a2a-backend": "deepep"}), Deployment()),
 )
 """What every rule lets through, each beside something refused; and SGLang takes it."""

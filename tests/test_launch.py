@@ -175,6 +175,25 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, handled: dict[int, 
 
 
 @pytest.mark.usefixtures("handled")
+@pytest.mark.filterwarnings(
+    "ignore:subprocess .* is still running:ResourceWarning"
+)  # killed by `run`, and not waited for
+def test_a_launcher_that_is_asked_is_ended_too() -> None:
+    slow = Path("slow").absolute()
+    slow.write_text("#!/bin/sh\necho > asked\nexec sleep 50.8\n")
+    slow.chmod(0o755)
+
+    def send() -> None:
+        assert until(Path("asked").exists, 60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send, daemon=True).start()
+    said = launch("serve", "--launcher", str(slow), "--ready-within", "1")
+    assert (said.exit_code, said.stdout) == (130, "")
+    assert not running("sleep", "50.8")
+
+
+@pytest.mark.usefixtures("handled")
 def test_a_signal_that_is_ignored_stays_so() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sent_when_started(signal.SIGHUP)
@@ -211,6 +230,12 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
         f"error: port {port} of 127.0.0.1 can't be had (Address already in use); name another, or none, and a free one is "
         "chosen\n",
     )
+
+
+def test_an_empty_launcher_is_not_ours() -> None:
+    said = launch("serve", "--launcher", "")
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert "Invalid value for '--launcher':  can't be run: " in said.stderr
 
 
 @pytest.mark.parametrize(

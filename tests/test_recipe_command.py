@@ -118,8 +118,18 @@ def test_every_name_that_an_engine_has_is_taken() -> None:
             ("--format", "namespace", "--engine", "vllm"),
             "--format namespace is not --engine vllm's; leave out one of them",
         ),
-        (("--set", "page-size"), "Invalid value for '--set': 'page-size' is not NAME=VALUE"),
-        (("--set", "a=1", "--set", "a=2"), "Invalid value for '--set': a is given as 1 and as 2"),
+        (
+            ("--set", "page-size"),
+            "Invalid value for '--set': 'page-size' is not NAME=VALUE; a bare flag is NAME=true",
+        ),
+        (("--env", "A"), "Invalid value for '--env': 'A' is not NAME=VALUE"),
+        (("--set", "a=1", "--set", "a=2"), "Invalid value for '--set': a is given as '1' and as '2'"),
+        (("--set", "a=1", "--set", "a=true"), "Invalid value for '--set': a is given as '1' and as 'true'"),
+        (
+            ("--speculative-algorithm", "NONE", "--speculative-num-steps", "3"),
+            "--speculative-algorithm none is no speculation, and --speculative-num-steps 3 is a part of one; leave out one of "
+            "them",
+        ),
         (("--tp", "0"), "Invalid value for '--tp': 0 is not in the range x>=1."),
     ],
 )
@@ -167,6 +177,25 @@ def test_usage(arguments: tuple[str, ...], why: str) -> None:
             "deepseekv4 can't be served with the profile 'default': it speculates with EAGLE3 of top-k 1, and takes EAGLE of "
             "top-k 1 or DSPARK only",
         ),
+        (
+            ("deepseekv32", "--model", ""),
+            "the model is an empty text; give a directory or a name, or none",
+        ),
+        (
+            ("deepseekv32", "--mem-fraction-static", "nan"),
+            "deepseekv32 can't be served with these values: overrides: holds what JSON does not keep; write null, booleans, "
+            "numbers, strings, lists and string keys",
+        ),
+        (
+            ("deepseekv32", "--env", "A=\udcff"),
+            "deepseekv32 can't be served with these values: overrides: holds what JSON does not keep; write null, booleans, "
+            "numbers, strings, lists and string keys",
+        ),
+        (
+            ("deepseekv4", "--profile", "balanced", "--env", "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK="),
+            "deepseekv4 can't be served with the profile 'balanced': SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK is '', "
+            "which is no number of tokens; give one, at least 256",
+        ),
     ],
 )
 def test_a_callers_values_that_can_not_be_served(arguments: tuple[str, ...], why: str) -> None:
@@ -182,6 +211,7 @@ def test_what_the_family_itself_can_not_be_served_with() -> None:
         "mamba-radix-cache-strategy, page-size; take another profile, or say engine, arguments and environment for this one\n"
     )
     assert says("nosuch").exit_code == 3
+    assert says("deepseekv4", "--platform", "rocm", "--format", "vllm").exit_code == 3
 
 
 def test_parts_of_speculation_stand_beside_the_profiles() -> None:
@@ -240,6 +270,24 @@ def test_namespace() -> None:
 def test_an_argument_that_is_json() -> None:
     words = served("--set", 'lora-paths=["a","b"]', "--set", "enable-lora=true", "--profile", "plain", "--set", "x=1:2")
     assert words[-6:] == ["--lora-paths", "a", "b", "--enable-lora", "--x", "1:2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        *((one, one) for one in ("1e5", "1.10", "1e999", "NaN", "-Infinity", "[NaN]", "[1e999]", "0012", " 1", "True")),
+        *((one, one) for one in ("99999999999999999999999", "0.8", "-1", '{"a": [1.5, null]}', "[" * 100_000)),
+        ('"1e5"', "1e5"),
+    ],
+)
+def test_no_value_is_changed(text: str, word: str) -> None:
+    last = served("--set", f"revision={text}")[-1]
+    assert last.removeprefix("--revision=") == word
+
+
+def test_attention_that_the_profile_has() -> None:
+    balanced = ("deepseekv4", "--profile", "balanced")
+    assert says(*balanced, "--enable-dp-attention").output == says(*balanced).output
 
 
 def test_the_guide() -> None:

@@ -190,11 +190,12 @@ def test_words() -> None:
         "none": None,
         "many": ["x y", 2],
         "nested": {"k": ["é"]},
-        "lists": [[1], [2]],
+        "mixed": [{"k": 1}, "a=b", [2], None],
+        "whole": [1, "a"],
         "text": "-1",
         "fraction": 0.8,
     }
-    assert list(words(arguments, lambda name: name == "switch")) == [
+    assert list(words(arguments, lambda name: name == "switch", lambda name: name == "whole")) == [
         *(
             "--a",
             "1",
@@ -205,8 +206,13 @@ def test_words() -> None:
             "2",
             "--nested",
             '{"k": ["é"]}',
-            "--lists",
-            "[[1], [2]]",
+            "--mixed",
+            '{"k": 1}',
+            "a=b",
+            "[2]",
+            "null",
+            "--whole",
+            '[1, "a"]',
         ),
         *("--text=-1", "--fraction", "0.8"),
     ]
@@ -315,12 +321,48 @@ def test_one_command_a_node() -> None:
     assert [one.argv[5:11] for one in made.commands] == [
         ("--nnodes", "2", "--node-rank", rank, "--dist-init-addr", "10.0.0.1:5000") for rank in ("0", "1")
     ]
-    for address in (None, "10.0.0.1", "host:", "a b:1"):
+    for address in (None, "10.0.0.1", "host:", "a b:1", "h:0", "h:65536", "h:５０", ""):
         with pytest.raises(RecipeError) as caught:
             plan(loaded(), asked, address=address)
         assert str(caught.value) == (
             f"2 nodes find each other at the first one's address, and that is {address!r}; give HOST:PORT"
         )
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [("sglang", ("--dist-init-addr", "h:5000")), ("vllm", ("--master-addr", "h", "--master-port", "5000"))],
+)
+def test_one_node_is_told_its_address_too(engine: str, said: tuple[str, ...]) -> None:
+    (one,) = plan(loaded(), Deployment(engine=engine), address="h:5000").commands
+    assert said == tuple(word for word in one.argv if word in said)
+    with pytest.raises(RecipeError) as caught:
+        plan(loaded(), Deployment(engine=engine), address="h")
+    assert str(caught.value) == "nodes find each other at the first one's address, and that is 'h'; give HOST:PORT"
+
+
+def test_a_model() -> None:
+    made = plan(loaded(), Deployment(), model=Path("/ckpt/a b"))
+    assert (made.model, made.commands[0].argv[4], made.origins["model"]) == ("/ckpt/a b", "/ckpt/a b", "caller")
+    with pytest.raises(RecipeError) as caught:
+        plan(loaded(), Deployment(), model="")
+    assert str(caught.value) == "the model is an empty text; give a directory or a name, or none"
+
+
+def test_what_is_unset_is_noted() -> None:
+    arguments = {"moe-a2a-backend": "deepep"}
+    made = plan(loaded(), Deployment(profile="plain", overrides={"expert_parallel": 1, "arguments": arguments}))
+    assert made.notes == (
+        "expert_parallel is unset: with moe-a2a-backend deepep SGLang splits the experts over all 8 ranks",
+    )
+    assert plan(loaded(), Deployment(profile="plain", overrides={"arguments": arguments})).notes == ()
+
+
+@pytest.mark.parametrize("name", ["", "-", "a b", "é", "a=b", "_"])
+def test_what_is_no_option(name: str) -> None:
+    with pytest.raises(RecipeError, match="arguments has .*, which is no option's name") as caught:
+        plan(loaded(), Deployment(overrides={"arguments": {name: 1}}))
+    assert f"arguments has {name!r}, " in str(caught.value)
 
 
 def test_a_plan_for_vllm() -> None:
@@ -501,6 +543,7 @@ def test_a_trainers_other_fields_are_left() -> None:
             "sglang_fp8_gemm_backend is no field of SGLang's: it keeps that option as sglang_fp8_gemm_runner_backend",
         ),
         ({"sglang_a-b": 1}, "sglang_a-b is no field of SGLang's: it keeps that option as sglang_a_b"),
+        ({"sglang__tp_size": 8}, "sglang__tp_size is no field of SGLang's: it keeps that option as sglang_tp_size"),
         (
             {"sglang_tp_size": 0},
             "the fields sglang_... are no recipe: tensor_parallel: Input should be greater than or equal to 1",

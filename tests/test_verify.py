@@ -170,6 +170,32 @@ def test_every_declared_pair_is_generated_and_no_other() -> None:
 
 
 @pytest.mark.slow
+def test_long_texts_are_generated_in_every_role() -> None:
+    """A template that cuts what is long is found."""
+    found: set[str] = set()
+
+    @settings(max_examples=1000, database=None)
+    @seed(0)
+    @given(conversations(codec().family, codec().append_roles))
+    def collects(conversation: Conversation) -> None:
+        for message in conversation.messages():
+            found.update(
+                f"{message['role']} {key}"
+                for key, value in message.items()
+                if isinstance(value, str) and len(value) > 1000
+            )
+
+    collects()
+    assert found == {
+        "system content",
+        "user content",
+        "tool content",
+        "assistant content",
+        "assistant reasoning_content",
+    }
+
+
+@pytest.mark.slow
 def test_parallel_results_are_generated_out_of_order() -> None:
     def shuffled(conversation: Conversation) -> bool:
         return any(

@@ -23,6 +23,13 @@ from tito_core.recipes.sglang import SGLANG as LINE
 
 START: Final = ("python", "-m", "sglang.launch_server")
 PLACED: Final = ("model_path", "host", "port", "nnodes", "node_rank", "dist_init_addr")
+LISTED: Final = {
+    "forward-hooks": [{"name": "h"}],
+    "lora-paths": [{"lora_name": "a", "lora_path": "/a b"}, "b=/b"],
+    "sidecar-args": ["--a", "1"],
+    "cuda-graph-bs-decode": [1, 2],
+}
+"""Lists as SGLang keeps them, of words and of one word of JSON."""
 PARTIAL: Final = (
     (["--speculative-num-steps", "1"], "TypeError: '>' not supported between instances of 'NoneType' and 'int'"),
     (["--speculative-num-draft-tokens", "4"], "AssertionError"),
@@ -53,7 +60,7 @@ def told(recipe: Recipe, deployment: Deployment, model: str) -> list[str]:
     arguments = {**LINE.node(launch, 0), "device": "cpu", **LINE.said(recipe), **recipe.arguments}
     if recipe.speculative and recipe.speculative.draft_model:
         arguments["speculative-draft-model-path"] = model  # one that is there
-    return list(words(arguments, LINE.switch))
+    return list(words(arguments, LINE.switch, LINE.whole))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +69,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("recipes")
     model = str(make_model(SGLANG, "r1", home / "model"))
     asked = {
-        "parse": [list(one.argv[len(START) :]) for made in PLANS for one in made.commands],
+        "parse": [
+            *(list(one.argv[len(START) :]) for made in PLANS for one in made.commands),
+            ["--model-path", "m", *words(LISTED, LINE.switch, LINE.whole)],
+        ],
         "resolve": [
             *((told(case.recipe, case.deployment, model), dict(case.recipe.environment)) for case in REFUSED),
             *((told(recipe, deployment, model), dict(recipe.environment)) for recipe, deployment in TAKEN),
@@ -113,6 +123,7 @@ def test_every_recipe_is_parsed_into_what_it_says(seen: dict[str, Any]) -> None:
             if made.deployment.nodes > 1:
                 placed = {"nnodes": 2, "dist_init_addr": "10.0.0.1:5000", **({"node_rank": rank} if rank else {})}
             assert next(answers) == {**expected(made.recipe), **placed}, (made.family, made.deployment)
+    assert next(answers).items() >= {name.replace("-", "_"): value for name, value in LISTED.items()}.items()
     assert next(answers, None) is None
     assert {"enable_dp_attention", "speculative_num_steps", "page_size", "mem_fraction_static"} <= {
         name for answer in seen["parse"] for name in answer
@@ -158,6 +169,8 @@ def test_our_names_are_the_parsers(seen: dict[str, Any]) -> None:
     assert dict(LINE.dests) == {name: dest for name, dest in odd.items() if name != "monokernel-backend"}
     switches = {names[0].removeprefix("--") for names in seen["switches"]}
     assert {name for names in theirs.values() for name in names if LINE.switch(name)} == switches
+    lists = {name.removeprefix("--") for names in seen["lists"] for name in names}
+    assert {name for names in theirs.values() for name in names if LINE.whole(name)} == lists
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)

@@ -114,6 +114,8 @@ def test_our_names_are_the_parsers(seen: dict[str, Any]) -> None:
     for dest, names in theirs.items():
         assert dest in ours or all(LINE.owner(name) is None for name in names if name != "h"), dest
     assert all(dest.replace("_", "-") in names for dest, names in theirs.items())
+    lists = {name.removeprefix("--") for names in seen["lists"] for name in names}
+    assert {name for names in theirs.values() for name in names if LINE.whole(name)} == lists
     flags = {names[0].removeprefix("--") for names in seen["flags"]}
     assert {name for names in theirs.values() for name in names if not LINE.switch(name)} == flags
     assert {f"--no-{names[0].removeprefix('--')}" in names for names in seen["switches"]} == {True}

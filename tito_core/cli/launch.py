@@ -108,24 +108,27 @@ class Launch:
         from tito_core.families.registry import default_registry
         from tito_core.recipes.child import HOST, Child, free_port
 
-        version = _version(kind, self._python)
-        port = free_port(self.port)
-        (command,) = self._plan(family, kind, model, port, version).commands
-        child = Child(kind, command.argv, command.environment)
-        with _interruptible(), child:
-            served = Served(f"http://{HOST}:{port}", str(command), child, default_registry.get_family(family))
-            click.echo(f"starting {kind}: {plain(served.command)}\nits log: {plain(str(child.log))}", err=True)
-            try:
-                within = self.ready_within
-                child.ready(
-                    f"{served.url}/health",
-                    within,
-                    lambda taken: progress(f"starting {kind}, seconds", int(taken), int(within)) if progress else None,
-                )
-                yield served
-            except EngineError:
-                served.tell()
-                raise
+        with _interruptible():
+            version = _version(kind, self._python)
+            port = free_port(self.port)
+            (command,) = self._plan(family, kind, model, port, version).commands
+            child = Child(kind, command.argv, command.environment)
+            with child:
+                served = Served(f"http://{HOST}:{port}", str(command), child, default_registry.get_family(family))
+                click.echo(f"starting {kind}: {plain(served.command)}\nits log: {plain(str(child.log))}", err=True)
+                try:
+                    within = self.ready_within
+                    child.ready(
+                        f"{served.url}/health",
+                        within,
+                        lambda taken: (
+                            progress(f"starting {kind}, seconds", int(taken), int(within)) if progress else None
+                        ),
+                    )
+                    yield served
+                except EngineError:
+                    served.tell()
+                    raise
 
     def show(self, family: str, kind: str, model: str) -> None:
         """Prints what would be started, and where each value comes from; starts nothing."""
@@ -141,7 +144,7 @@ class Launch:
 
     @property
     def _python(self) -> str:
-        return self.launcher or sys.executable
+        return sys.executable if self.launcher is None else self.launcher
 
     def _plan(self, family: str, kind: str, model: str, port: int | None, version: str | None) -> Plan:
         from tito_core.families.family import Deployment

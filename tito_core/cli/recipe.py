@@ -85,22 +85,29 @@ def _parameter(field: str, name: str) -> str:
 
 
 def _settings(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value that is JSON is that, another is a string."""
+    """NAME=VALUE pairs; of arguments a value that is JSON is that, another is a string."""
+    argument = parameter.name == "arguments"
     found: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for one in values:
         name, equals, text = one.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{one!r} is not NAME=VALUE")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        if parameter.name == "environment":
-            value = text
-        if name in found and found[name] != value:
-            raise click.BadParameter(f"{name} is given as {found[name]!r} and as {value!r}")
-        found[name] = value
+            raise click.BadParameter(f"{one!r} is not NAME=VALUE" + ("; a bare flag is NAME=true" if argument else ""))
+        if said.setdefault(name, text) != text:
+            raise click.BadParameter(f"{name} is given as {said[name]!r} and as {text!r}")
+        found[name] = _json_or_text(text) if argument else text
     return found
+
+
+def _json_or_text(text: str) -> Any:
+    """The JSON that a text is; the text where it is none, holds what JSON does not keep (`NaN`), or is a number that is
+    printed otherwise (`1.10`, `1e5`: they may be names)."""
+    try:
+        found = json.loads(text)
+        again = json.dumps(found, allow_nan=False, ensure_ascii=False).encode().decode()
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(found, (int, float)) and again != text else found
 
 
 @click.command("recipe")
@@ -176,17 +183,20 @@ def planned(loaded: LoadedFamily, asked: Deployment, given: Mapping[str, Any], *
 
     Exits as wrong usage where the family's own recipe can be served, and not with these values. Raises FamilyError.
     """
-    from tito_core.errors import FamilyError
+    from tito_core.errors import FamilyError, RecipeError
+    from tito_core.families.family import blaming
     from tito_core.recipes.plan import plan
 
     fields = _given(given)
-    if given["enable_dp_attention"]:
-        fields = _of_attention(fields)
     try:
+        if given["enable_dp_attention"]:
+            fields = _of_attention(fields, loaded.answered(asked)[0].attention_data_parallel)
         overrides = _overrides(loaded, asked, fields, given["arguments"], given["environment"])
-        return plan(loaded, asked.model_copy(update={"overrides": overrides}), **where)
+        with blaming(f"{loaded.name} can't be served with these values", RecipeError):
+            asked = asked.model_copy(update={"overrides": overrides})
+        return plan(loaded, asked, **where)
     except FamilyError as error:
-        if not _callers(loaded, asked.engine, asked.version, asked.profile):
+        if not _callers(loaded, asked):
             raise
         click.echo(f"error: {plain(str(error))}", err=True)
         raise click.exceptions.Exit(USAGE) from None
@@ -197,20 +207,24 @@ def _given(given: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field, names in _NAMES.items():
         said = [(name, value) for name in names for value in given[_parameter(field, name)]]
-        for name, value in said:
-            first, known = said[0]
+        if not said:
+            continue
+        first, known = said[0]
+        for name, value in said[1:]:
             if value != known:
                 raise click.UsageError(
                     f"--{first} {known} and --{name} {value} are one option, {field}; give one of them"
                 )
-            found[field] = value
+        found[field] = known
     return found
 
 
-def _of_attention(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with data parallelism as attention's."""
+def _of_attention(fields: Mapping[str, Any], answered: int) -> dict[str, Any]:
+    """The same, with data parallelism as attention's; none is needed where the recipe that was answered has it."""
     size, also = fields.get("data_parallel"), fields.get("attention_data_parallel")
     if size is None and also is None:
+        if answered > 1:
+            return dict(fields)
         raise click.UsageError("--enable-dp-attention says whose --data-parallel-size is, and none is given; give one")
     if None not in (size, also) and size != also:
         raise click.UsageError(
@@ -223,7 +237,7 @@ def _of_attention(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _overrides(
     loaded: LoadedFamily,
-    asked: Any,
+    asked: Deployment,
     fields: Mapping[str, Any],
     arguments: Mapping[str, Any],
     environment: Mapping[str, str],
@@ -237,7 +251,15 @@ def _overrides(
             continue
         was = getattr(answer, name) or (loaded.declaration.parsers.get(asked.engine) if name == "parsers" else None)
         overrides[name] = {**(was.model_dump() if was else {}), **inside}
+    part = next(
+        (field for field in fields if field.startswith("speculative.") and field != "speculative.algorithm"), None
+    )
     if str(fields.get("speculative.algorithm", "")).lower() == "none":
+        if part is not None:
+            raise click.UsageError(
+                f"--speculative-algorithm none is no speculation, and --{_NAMES[part][0]} {fields[part]} is a part of one; "
+                "leave out one of them"
+            )
         overrides["speculative"] = None
     if arguments:
         overrides["arguments"] = {**answer.arguments, **arguments}
@@ -248,16 +270,15 @@ def _overrides(
     return overrides
 
 
-def _callers(loaded: LoadedFamily, engine: str, version: str | None, profile: str) -> bool:
+def _callers(loaded: LoadedFamily, asked: Deployment) -> bool:
     """Whether it is the caller's values that can't be served: the family's own can, or the profile is none of its."""
     from tito_core.errors import FamilyError
-    from tito_core.families.family import Deployment
     from tito_core.recipes.plan import plan
 
     try:
-        plan(loaded, Deployment(engine=engine, version=version, profile=profile))
+        plan(loaded, asked.model_copy(update={"nodes": 1, "overrides": {}}))
     except FamilyError:
-        return profile not in loaded.declaration.recipes
+        return asked.profile not in loaded.declaration.recipes
     return True
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from tito_core.families.family import Deployment, Recipe
 
@@ -48,7 +49,8 @@ class Launch:
 class CommandLine:
     """An engine's. `said` spells a recipe's fields, `node` what one node of a launch adds; both give arguments by name.
 
-    `switch` says of an option whether `--no-` and its name turn it off. `dests` are the options of no field that a parser
+    `switch` says of an option whether `--no-` and its name turn it off, `whole` whether it takes a list as one word of JSON.
+    `dests` are the options of no field that a parser
     keeps under another name than their own. `notes` tells what the engine will do with a recipe without being told.
     """
 
@@ -61,6 +63,7 @@ class CommandLine:
     said: Callable[[Recipe], dict[str, Any]]
     notes: Callable[[Recipe], tuple[str, ...]]
     switch: Callable[[str], bool]
+    whole: Callable[[str], bool]
     dests: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -86,6 +89,8 @@ class CommandLine:
         says the model and the machines, says nothing again."""
         names: dict[str, str] = {}
         for name, value in recipe.arguments.items():
+            if not _NAMED(spelled(name)):
+                return f"arguments has {name!r}, which is no option's name"
             if (option := self.owner(name)) is not None:
                 said = _at(recipe, option.field)
                 if said is _LAUNCH and not launched:
@@ -105,7 +110,8 @@ class CommandLine:
         return None
 
 
-_LAUNCH = object()
+_LAUNCH: Final = object()
+_NAMED: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*").fullmatch
 
 
 def _at(recipe: Recipe, path: str) -> Any:
@@ -118,19 +124,25 @@ def _at(recipe: Recipe, path: str) -> Any:
 
 def spelled(name: str) -> str:
     """An option's name as recipes have it."""
-    return name.lstrip("-").replace("_", "-")
+    return name.replace("_", "-").lstrip("-")
 
 
-def words(arguments: Mapping[str, Any], switch: Callable[[str], bool]) -> Iterator[str]:
-    """Arguments as a shell's words. None is not said, true is a bare flag, false is `--no-` where there is that, a list of
-    plain values is as many words, and what is nested is JSON."""
+def words(
+    arguments: Mapping[str, Any], switch: Callable[[str], bool], whole: Callable[[str], bool] = lambda name: False
+) -> Iterator[str]:
+    """Arguments as a shell's words. None is not said, true is a bare flag, false is `--no-` where there is that, a list is as
+    many words, but one where the option takes it `whole`, and what is nested is JSON."""
     for name, value in arguments.items():
         if value is None or (value is False and not switch(name)):
             continue
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"
-        elif isinstance(value, list) and not any(isinstance(one, (list, dict)) for one in value):
-            yield from (f"--{name}", *map(str, value))
+        elif isinstance(value, list) and not whole(name):
+            yield from (f"--{name}", *map(_word, value))
         else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = _word(value)
             yield from (f"--{name}={text}",) if text.startswith("-") else (f"--{name}", text)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ def plan(
     loaded: LoadedFamily,
     deployment: Deployment,
     *,
-    model: str | None = None,
+    model: str | os.PathLike[str] | None = None,
     host: str | None = None,
     port: int | None = None,
     address: str | None = None,
@@ -83,10 +84,15 @@ def plan(
     answer, origin = loaded.answered(deployment)
     parsers = loaded.declaration.parsers.get(deployment.engine)
     check(loaded.name, recipe, deployment)
-    if deployment.nodes > 1 and (address is None or not re.fullmatch(r"\S+:\d+", address)):
-        raise RecipeError(
-            f"{deployment.nodes} nodes find each other at the first one's address, and that is {address!r}; give HOST:PORT"
-        )
+    if deployment.nodes > 1 or address is not None:
+        found = re.fullmatch(r"\S+:(\d{1,5})", address or "", re.ASCII)
+        if found is None or not 0 < int(found[1]) < 1 << 16:
+            many = "nodes" if deployment.nodes == 1 else f"{deployment.nodes} nodes"
+            raise RecipeError(
+                f"{many} find each other at the first one's address, and that is {address!r}; give HOST:PORT"
+            )
+    if model is not None and not os.fspath(model):
+        raise RecipeError("the model is an empty text; give a directory or a name, or none")
     named = CALLER if model else origin if recipe.made_for else f"the first model of {loaded.name}"
     origins = {"model": named}
     origins |= _origins(recipe, answer, deployment, origin)
@@ -96,10 +102,10 @@ def plan(
     elif recipe.parsers is not None and parsers is not None:
         theirs = {**parsers.model_dump(), **recipe.parsers.model_dump(exclude_none=True)}
         loaded.declaration.check_parsers(deployment.engine, **theirs)
-    model = model or recipe.made_for or loaded.declaration.models[0]
+    model = os.fspath(model or recipe.made_for or loaded.declaration.models[0])
     launch = Launch(model, host, port, deployment.nodes, address, python)
     argv = (*line.start(launch),)
-    told = (*words({**line.said(recipe), **recipe.arguments}, line.switch),)
+    told = (*words({**line.said(recipe), **recipe.arguments}, line.switch, line.whole),)
     commands = tuple(
         Command((*argv, *words(line.node(launch, rank), line.switch), *told), dict(recipe.environment))
         for rank in range(deployment.nodes)

@@ -67,6 +67,15 @@ SWITCHES: Final = frozenset(
         "enable-dsa-fused-indexer",
     }
 )
+LISTS: Final = frozenset(
+    {
+        "decoupled-spec-connect-endpoints",
+        "forward-hooks",
+        "remote-instance-weight-loader-send-weights-group-ports",
+        "sidecar-args",
+    }
+)
+"""What takes a list as one word of JSON; every other list is as many words."""
 
 READ: Final = "0.5.23"
 """The release that the rules were read in."""
@@ -97,6 +106,11 @@ def algorithm(recipe: Recipe) -> str | None:
         return None
     said = recipe.speculative.algorithm.upper()
     return "EAGLE" if said == "NEXTN" else said
+
+
+def _version(deployment: Deployment) -> str | None:
+    """The release that is served, without how it was built: 0.5.23 of 0.5.23+rocm700."""
+    return deployment.version and deployment.version.partition("+")[0]
 
 
 def drafted(recipe: Recipe, deployment: Deployment) -> str | None:
@@ -130,7 +144,7 @@ def tree(recipe: Recipe, deployment: Deployment) -> str | None:
             f"eagle_topk is {one.eagle_topk} and {name} is trtllm_mha, which takes 1 only; give 1, or another backend"
         )
     backend = backends.get("attention-backend")
-    if page > 1 and backend not in TREES:
+    if str(page) != "1" and backend not in TREES:
         return (
             f"eagle_topk is {one.eagle_topk} and page-size is {page}, with attention-backend {backend or 'unset'}: with "
             f"pages of more than one token a tree is drafted by {', '.join(TREES)} only; name one, or give page-size 1"
@@ -140,7 +154,7 @@ def tree(recipe: Recipe, deployment: Deployment) -> str | None:
 
 def pipelined(recipe: Recipe, deployment: Deployment) -> str | None:
     """Speculation in a pipeline (`check_pipeline_parallel_compat`)."""
-    kind, size, version = algorithm(recipe), recipe.pipeline_parallel, deployment.version
+    kind, size, version = algorithm(recipe), recipe.pipeline_parallel, _version(deployment)
     if size == 1 or kind is None:
         return None
     said = f"pipeline_parallel is {size} and it speculates with {kind}"
@@ -160,6 +174,11 @@ def pipelined(recipe: Recipe, deployment: Deployment) -> str | None:
         return (
             f"{said}: SGLang {READ} does that with SGLANG_ENABLE_PP_SPEC=1 in the environment, or on a prefill node "
             "(disaggregation-mode prefill); say one of them"
+        )
+    if relayed and (mode := recipe.arguments.get("disaggregation-mode") or "null") != "null":
+        return (
+            f"{said} with SGLANG_ENABLE_PP_SPEC=1, and disaggregation-mode is {mode}: SGLang takes one of them; leave out the "
+            "variable on a prefill node, else the mode"
         )
     if relayed and recipe.attention_data_parallel > 1:
         return (
@@ -224,9 +243,9 @@ def experts(recipe: Recipe, deployment: Deployment) -> str | None:
 
 
 def dispatched(recipe: Recipe, deployment: Deployment) -> str | None:
-    """A dispatcher of tokens splits the experts over all ranks, whatever SGLang is told (`_a2a_ep_size`)."""
+    """A dispatcher of tokens splits the experts over all ranks, whatever SGLang is told (`_a2a_ep_size`). 1 is not said."""
     backend, split, ranks = recipe.arguments.get("moe-a2a-backend"), recipe.expert_parallel, recipe.tensor_parallel
-    if backend not in SPANNING or split == ranks:
+    if backend not in SPANNING or split in (1, ranks):
         return None
     return (
         f"moe-a2a-backend is {backend}, expert_parallel is {split} and tensor_parallel is {ranks}: with it SGLang splits the "
@@ -269,7 +288,7 @@ def mixed(recipe: Recipe, deployment: Deployment) -> str | None:
 
 def lora(recipe: Recipe, deployment: Deployment) -> str | None:
     """An adapter beside speculation, but by releases that list the pair (`check_lora_speculative_compatibility`)."""
-    kind, version = algorithm(recipe), deployment.version
+    kind, version = algorithm(recipe), _version(deployment)
     given = next((name for name in ("enable-lora", "lora-paths") if recipe.arguments.get(name)), None)
     if given is None or kind is None or kind in LORA_LISTED.get(version or "", ()):
         return None
@@ -318,12 +337,18 @@ def said(recipe: Recipe) -> dict[str, Any]:
 
 
 def notes(recipe: Recipe) -> tuple[str, ...]:
-    if recipe.speculative is None or recipe.max_running_requests is not None:
-        return ()
-    return (
-        "max_running_requests is unset: beside speculation SGLang runs 48 requests at once, where the model has no number "
-        "of its own",
-    )
+    found = []
+    if recipe.speculative is not None and recipe.max_running_requests is None:
+        found.append(
+            "max_running_requests is unset: beside speculation SGLang runs 48 requests at once, where the model has no number "
+            "of its own"
+        )
+    backend, ranks = recipe.arguments.get("moe-a2a-backend"), recipe.tensor_parallel
+    if backend in SPANNING and recipe.expert_parallel == 1 < ranks:
+        found.append(
+            f"expert_parallel is unset: with moe-a2a-backend {backend} SGLang splits the experts over all {ranks} ranks"
+        )
+    return tuple(found)
 
 
 def start(launch: Launch) -> tuple[str, ...]:
@@ -331,8 +356,14 @@ def start(launch: Launch) -> tuple[str, ...]:
 
 
 def node(launch: Launch, rank: int) -> dict[str, Any]:
-    spread = {"nnodes": launch.nodes, "node-rank": rank, "dist-init-addr": launch.address} if launch.nodes > 1 else {}
-    return {"model-path": launch.model, "host": launch.host, "port": launch.port, **spread}
+    spread = {"nnodes": launch.nodes, "node-rank": rank} if launch.nodes > 1 else {}
+    return {
+        "model-path": launch.model,
+        "host": launch.host,
+        "port": launch.port,
+        **spread,
+        "dist-init-addr": launch.address,
+    }
 
 
 SGLANG: Final = CommandLine(
@@ -346,4 +377,5 @@ SGLANG: Final = CommandLine(
     notes=notes,
     dests=DESTS,
     switch=SWITCHES.__contains__,
+    whole=LISTS.__contains__,
 )

@@ -130,16 +130,12 @@ def start(launch: Launch) -> tuple[str, ...]:
 
 
 def node(launch: Launch, rank: int) -> dict[str, Any]:
-    spread: dict[str, Any] = {}
-    if launch.nodes > 1:
-        host, _, port = (launch.address or "").rpartition(":")
-        spread = {
-            "nnodes": launch.nodes,
-            "node-rank": rank,
-            "master-addr": host,
-            "master-port": port,
-            "headless": rank > 0,
-        }
+    many = launch.nodes > 1
+    spread: dict[str, Any] = {"nnodes": launch.nodes, "node-rank": rank} if many else {}
+    if launch.address is not None:
+        host, _, port = launch.address.rpartition(":")
+        spread |= {"master-addr": host, "master-port": port}
+    spread["headless"] = many and rank > 0
     return {"host": launch.host, "port": launch.port, **spread}
 
 
@@ -153,4 +149,5 @@ VLLM: Final = CommandLine(
     said=said,
     notes=notes,
     switch=lambda name: name not in FLAGS,
+    whole=("allowed-origins", "allowed-methods", "allowed-headers").__contains__,
 )

@@ -21,6 +21,7 @@ _TEXTS: Final = (
     "0", "", " ", "\n", "a", " lead", "trail ", "line\n", "\n\nafter two", "\r\n", "tab\t", "naïve ☕ <b>&\"", "你好，世界",
     "こんにちは 2024年", "👩‍👩‍👧", "e\u0301", "\u200b", "١٢٣", "1234567 8", "it's", "{\"a\": [1, 2]}", "{0} %s {{x}}", "a\\nb",
     "def f(x):\n    return x\n", "  indented", "!?…", "Ω≈ç√", "a" * 40, "<result>x</result>", "null", "None", "\ufffd", "ﬁ",
+    " ".join(map(str, range(400))), "".join(f"\n  line {n}" for n in range(120)),
 )  # fmt: skip
 _NAMES: Final = ("f", "get_weather", "read_file", "run", "naïve", "a.b-c")
 _VALUES: Final[tuple[Any, ...]] = (

@@ -84,7 +84,9 @@ def dispatch(recipe: Recipe, deployment: Deployment) -> str | None:
     running, drafted = recipe.max_running_requests or RUNNING, 1
     if recipe.speculative is not None:
         drafted = recipe.speculative.num_draft_tokens
-    if running * drafted <= (fits := int(recipe.environment.get(DISPATCH, DISPATCHED))):
+    if not (fits := recipe.environment.get(DISPATCH, str(DISPATCHED))).isdecimal():
+        return f"{DISPATCH} is {fits!r}, which is no number of tokens; give one, at least {running * drafted}"
+    if running * drafted <= int(fits):
         return None
     return (
         f"{running} running requests of {drafted} draft tokens dispatch {running * drafted} tokens, and {DISPATCH} is {fits}; "

@@ -4,7 +4,7 @@
 
 Prints one line of JSON. `parse`: the fields of `ServerArgs.from_cli_args` that are not as without any argument, or the
 parser's error. `resolve`: what `ServerArgs.resolve_once` and `check_server_args` raise and say on the way, which a launch runs
-before it starts its workers (0.5.23's `__post_init__` does nothing). `options` and `switches` are the parser's own, `defaults`
+before it starts its workers (0.5.23's `__post_init__` does nothing). `options`, `switches` and `lists`, those of one word of JSON, are the parser's own, `defaults`
 the namespace of no arguments.
 """
 
@@ -85,6 +85,11 @@ def main(file: Path) -> None:
                 "options": [(action.dest, action.option_strings) for action in actions],
                 "switches": [
                     action.option_strings for action in actions if isinstance(action, argparse.BooleanOptionalAction)
+                ],
+                "lists": [
+                    action.option_strings
+                    for action in actions
+                    if getattr(action.type, "__name__", None) == "json_list_type"
                 ],
                 "defaults": DEFAULTS,
                 "parse": [parsed(argv) for argv in asked["parse"]],

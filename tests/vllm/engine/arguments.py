@@ -5,7 +5,8 @@
 
 Prints one line of JSON. `parse`: what the parser of `vllm serve` reads that is not as without any argument, and whether
 `AsyncEngineArgs.from_cli_args` takes it, or its error. `configure`: what `create_engine_config` raises, which a launch makes
-before it starts its workers. `options` and `flags` are the parser's own.
+before it starts its workers. `options`, `flags` and `lists`, those of one word of JSON,
+are the parser's own.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ def main(file: Path) -> None:
     asked = json.loads(file.read_text())
     found = {
         "options": [(action.dest, action.option_strings) for action in parser._actions],
+        "lists": [
+            action.option_strings
+            for action in parser._actions
+            if action.type is json.loads and isinstance(action.default, list)
+        ],
         "flags": [action.option_strings for action in parser._actions if isinstance(action, argparse._StoreTrueAction)],
         "switches": [
             action.option_strings for action in parser._actions if isinstance(action, argparse.BooleanOptionalAction)
