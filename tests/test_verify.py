@@ -319,7 +319,12 @@ def too_wide(recipe: Recipe, deployment: Deployment) -> str | None:
 
 def test_a_recipe_that_breaks_a_rule_of_its_engine() -> None:
     whole = codec()
-    odd = Recipe(speculative=None, platforms={"rocm": {"arguments": {"moe-a2a-backend": "mori"}}}, tensor_parallel=8)
+    odd = Recipe(
+        speculative=None,
+        platforms={"rocm": {"arguments": {"moe-a2a-backend": "mori"}}},
+        tensor_parallel=8,
+        expert_parallel=2,
+    )
     loaded = whole.loaded._declaring(recipes={"p": odd}, known_issues=())
     made = Codec(loaded, whole.encoder, whole.template, whole.revision, whole.origin)
     check = next(check for check in CHECKS if check.name == "recipe")
@@ -327,7 +332,7 @@ def test_a_recipe_that_breaks_a_rule_of_its_engine() -> None:
     with pytest.raises(RecipeError) as caught:
         check.once(Bench(made, made.append_roles, 0))
     assert (str(caught.value), caught.value.where) == (
-        "deepseekv32 can't be served by sglang with the profile 'p': moe-a2a-backend is mori, expert_parallel is 1 and "
+        "deepseekv32 can't be served by sglang with the profile 'p': moe-a2a-backend is mori, expert_parallel is 2 and "
         "tensor_parallel is 8: with it SGLang splits the experts over all 8 ranks, whatever it is told; give expert_parallel 8",
         {"rule": "dispatched"},
     )
