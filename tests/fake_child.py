@@ -39,7 +39,7 @@ def serve(port: int, words: list[str]) -> None:
                 print(os.environ[name], flush=True)
             case ["worker"]:
                 worker = [sys.executable, __file__, "0", "ignore", "say=HOME", "sleep"]
-                subprocess.Popen(worker, stdout=subprocess.PIPE).stdout.read(1)
+                subprocess.Popen(worker, stdout=subprocess.PIPE).stdout.readline()
             case ["sleep"]:
                 time.sleep(600)
             case ["print"]:

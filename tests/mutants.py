@@ -592,8 +592,8 @@ MUTANTS = (
         "dispatch of the environment unread",
         "recipe",
         "tito_deepseek.v4:dispatch",
-        "int(recipe.environment.get(DISPATCH, DISPATCHED))",
-        "DISPATCHED",
+        "recipe.environment.get(DISPATCH, str(DISPATCHED))",
+        "str(DISPATCHED)",
         "deepseekv4",
     ),
     Mutant(

@@ -190,7 +190,7 @@ def test_a_launcher_that_is_asked_is_ended_too() -> None:
     threading.Thread(target=send, daemon=True).start()
     said = launch("serve", "--launcher", str(slow), "--ready-within", "1")
     assert (said.exit_code, said.stdout) == (130, "")
-    assert not running("sleep", "50.8")
+    assert until(lambda: not running("sleep", "50.8"), 10)
 
 
 @pytest.mark.usefixtures("handled")

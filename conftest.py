@@ -1,0 +1,10 @@
+"""What every test runs under. No deadline: machines are shared, and a slow example is no fault.
+
+Generated examples are the same in every run, so that a run tells what a change did; `--hypothesis-profile hunt` draws others.
+"""
+
+from hypothesis import settings
+
+settings.register_profile("tito", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("hunt", deadline=None, print_blob=True)
+settings.load_profile("tito")
