@@ -67,9 +67,21 @@ def environment(version: str, python: Path) -> Path:
 
 
 def unit_tests(python: Path) -> list[str | Path]:
-    """The command that runs the unit tests; the caches of a run are its own."""
+    """The command that runs the unit tests, with fewer generated examples; the caches of a run are its own."""
     suites = [str(path.relative_to(ROOT)) for path in (ROOT / "tests", *sorted(ROOT.glob("plugins/*/tests")))]
-    return [python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *suites]
+    return [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow",
+        "--hypothesis-profile",
+        "few",
+        "-p",
+        "no:cacheprovider",
+        *suites,
+    ]
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tito_core
+from amounts import examples
 from conversations import Json, assistants, carriers, contents, tool_schemas
 from tito_core import Boundary, Codec, Encoder, Message, ThinkingDecision, ToolCall
 from tito_core.errors import AppendError, EncodingError, TemplateError, TruncatedTurnError
@@ -98,7 +99,7 @@ def plays(draw: st.DrawFn, thinking: bool) -> Play:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("revision", REVISIONS)
 @pytest.mark.parametrize("thinking", [True, False])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_joined_ids_are_the_published_print(name: Name, revision: str, thinking: bool, data: st.DataObject) -> None:
     play = data.draw(plays(thinking))
@@ -157,7 +158,7 @@ def _covered(append: Append, messages: Sequence[Message], kept: int, by_string: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data(), thinking=st.booleans())
 def test_engine_mode_is_what_an_engine_makes_of_the_text(name: Name, thinking: bool, data: st.DataObject) -> None:
     """Control text counts as control, in the prompt and in the append."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import shared_boundary
 import tito_core
+from amounts import examples
 from conversations import Json
 from tito_core import Codec, Comparator, Completion, Encoder, Mismatch
 from tito_core.families.family import Segments
@@ -417,7 +418,7 @@ def test_spans_name_the_message(name: Name) -> None:
     assert (found.kind, found.first_index, found.message_index) == (SPECIAL, len(encoded.ids), 4)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data(), name=st.sampled_from(NAMES))
 def test_no_fault_is_called_soft(name: Name, data: st.DataObject) -> None:
     """Any one id changed, taken out or put in: soft only where an assistant speaks, worked out here."""

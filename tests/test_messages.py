@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import examples
 from conversations import Conversation, contents, conversations, json_objects, json_texts, texts, tool_schemas
 from oracles import tool_classes
 from tito_core.errors import MessageError
@@ -51,7 +52,7 @@ def refusal(messages: Any, **options: Any) -> tuple[str, Json]:
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
 @given(content=contents())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_text_parts_are_joined_by_one_space_as_the_server_joins_them(role: str, content: str | list[Json]) -> None:
     (made,) = normalise([{"role": role, "content": content}])
     assert made.content == (content if isinstance(content, str) else " ".join(part["text"] for part in content))
@@ -117,7 +118,7 @@ def test_subclasses_become_plain_so_that_no_repr_is_printed() -> None:
 # Arguments
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(json_objects(), st.data())
 def test_arguments_are_the_same_as_text_and_as_mapping(arguments: Json, data: st.DataObject) -> None:
     text = data.draw(json_texts(arguments))
@@ -394,7 +395,7 @@ def test_messages_are_a_list(messages: Any, kind: str) -> None:
 # Tool results
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(conversations(), st.integers(0, 3))
 def test_results_stand_in_call_order_and_nothing_else_moves(conversation: Conversation, start: int) -> None:
     made = normalise(conversation.messages, start=start)
@@ -527,7 +528,7 @@ def served(sent: Json) -> str:
     return json.dumps(tool_class(**copy.deepcopy(sent)).model_dump()["function"], ensure_ascii=False)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(tool_schemas(), max_size=3))
 def test_tool_schemas_have_the_bytes_that_the_server_prints(sent: list[Json]) -> None:
     inside = normalise([{"role": "system", "content": "", "tools": sent}])[0].tools
@@ -596,7 +597,7 @@ def test_no_tools() -> None:
 # The client's objects
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(conversations())
 def test_the_clients_objects_are_neither_changed_nor_shared(conversation: Conversation) -> None:
     before = copy.deepcopy(conversation)
@@ -608,7 +609,7 @@ def test_the_clients_objects_are_neither_changed_nor_shared(conversation: Conver
     assert (made, tools) == kept
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(conversations())
 def test_normal_messages_and_tools_pass_as_they_are(conversation: Conversation) -> None:
     made, tools = normalise(conversation.messages), normalise_tools(conversation.tools)
@@ -618,7 +619,7 @@ def test_normal_messages_and_tools_pass_as_they_are(conversation: Conversation) 
 
 
 @given(texts(empty=False))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_calls_and_tools_made_by_hand_pass_inside_messages(name: str) -> None:
     call, known = ToolCall(name, {"a": 1}, None, "c"), Tool({"name": name, "description": None, "parameters": None})
     made = normalise([{"role": "system", "content": "", "tools": [known]}, {"role": "assistant", "tool_calls": [call]}])
@@ -692,7 +693,7 @@ def test_a_message_made_by_hand_is_copied() -> None:
 
 
 @given(conversation=conversations())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_normalising_again_changes_nothing(conversation: Conversation) -> None:
     made = normalise(conversation.messages)
     assert normalise(made) == made

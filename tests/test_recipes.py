@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import examples
 from fake_distributions import Fakes, fakes_below, override, source
 from oracles import wheel
 from ruled import REFUSED, TAKEN, Ruled, eagle, recipe
@@ -469,7 +470,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(recipes(), st.sampled_from(("sglang_", "", "rollout_")))
 def test_a_recipe_comes_back_from_a_namespace(one: Recipe, prefix: str) -> None:
     found = to_namespace(one, prefix)

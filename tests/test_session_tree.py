@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import examples
 from chats import TOOL, Json, assistant, call, codec, result, said, step, user
 from tito_core import Codec, Completion, Message, Session, Turn
 from tito_core.errors import CompletionError, GateError, MessageError, SessionError, ThinkingError, TruncatedTurnError
@@ -684,7 +685,7 @@ CHANGES = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=examples(400), deadline=None, database=None)
 @given(changes=st.lists(CHANGES, max_size=3), calling=st.booleans())
 def test_what_is_recognised_without_normalising_is_what_normalising_shows(changes: Any, calling: bool) -> None:
     for session in asked_and_said(calling):

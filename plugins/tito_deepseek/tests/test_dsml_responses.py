@@ -18,6 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tito_core
+from amounts import examples
 from conversations import Json, assistants, texts
 from oracles import dsv32
 from tito_core import Codec, Completion, Message, Parsed
@@ -152,7 +153,7 @@ SEGMENT = re.compile(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data(), names, modes, st.integers(0, 2**16))
 def test_what_the_published_parser_reads(data: st.DataObject, name: Name, thinking: bool, seed: int) -> None:
     message = data.draw(assistants(0, reasoning=None, calls=data.draw(st.booleans())))
@@ -246,7 +247,7 @@ def lossless(parsed: Parsed, text: str, thinking: bool) -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=600, derandomize=True)  # the list of refusals below is not yet closed
+@settings(deadline=None, max_examples=examples(600), derandomize=True)  # the list of refusals below is not yet closed
 @given(st.data(), names, modes, st.sampled_from(["stop", "length"]))
 def test_whatever_was_sampled(data: st.DataObject, name: Name, thinking: bool, finish: FINISH) -> None:
     text = data.draw(mutated(thinking))
@@ -266,7 +267,7 @@ def test_whatever_was_sampled(data: st.DataObject, name: Name, thinking: bool, f
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data(), names, modes, st.integers(0, 2**16))
 def test_every_cut(data: st.DataObject, name: Name, thinking: bool, seed: int) -> None:
     """Cut after any id: never ok before the text is whole, no half character, reasoning and content only grow."""
@@ -527,7 +528,7 @@ def test_bytes_that_are_no_character(finish: FINISH) -> None:
     assert read("r1", calls, False).tool_calls == ()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data(), names, modes, st.sampled_from(["stop", "length"]))
 def test_any_ids(data: st.DataObject, name: Name, thinking: bool, finish: FINISH) -> None:
     """Garbage is read too: any ids of the vocabulary, and what is ok prints as it decodes."""

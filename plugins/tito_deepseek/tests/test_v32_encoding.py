@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import tito_core
 import tito_deepseek
+from amounts import examples
 from conversations import Conversation, conversations, loose_conversations
 from tito_core.errors import TemplateError
 from tito_core.prompts.messages import Message, Tool, ToolCall, normalise, normalise_tools
@@ -85,7 +86,7 @@ def _joined(content: str | list[dict[str, str]]) -> str:
 # Equality with the published encoder
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(conversations(), MODES, MODES)
 def test_dropping_prints_and_refuses_what_the_published_encoder_does(
     conversation: Conversation, thinking: bool, answered: bool
@@ -96,7 +97,7 @@ def test_dropping_prints_and_refuses_what_the_published_encoder_does(
     ) == upstream_text(messages, tools, thinking=thinking, drop_thinking=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(conversations(), MODES, MODES)
 def test_keeping_prints_each_message_as_if_nothing_followed(
     conversation: Conversation, thinking: bool, answered: bool
@@ -106,7 +107,7 @@ def test_keeping_prints_each_message_as_if_nothing_followed(
     assert ours == upstream_text(messages, tools, thinking=thinking, answered=answered)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(conversations(thinking=True, developer=False), MODES)
 def test_a_conversation_with_every_thought_is_never_refused(conversation: Conversation, drop_thinking: bool) -> None:
     messages, tools = conversation
@@ -115,7 +116,7 @@ def test_a_conversation_with_every_thought_is_never_refused(conversation: Conver
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(loose_conversations(), MODES, MODES, MODES)
 def test_messages_in_any_order_are_refused_where_the_published_encoder_refuses(
     conversation: Conversation, thinking: bool, drop_thinking: bool, answered: bool
@@ -124,7 +125,7 @@ def test_messages_in_any_order_are_refused_where_the_published_encoder_refuses(
     assert text_or_refusal(as_sent(conversation), (), **mode) == upstream_text(conversation.messages, None, **mode)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(conversations(generation=True), MODES)
 def test_the_last_header_is_the_same_in_both_revisions(conversation: Conversation, thinking: bool) -> None:
     messages, tools = normalise(conversation.messages), normalise_tools(conversation.tools)
@@ -133,7 +134,7 @@ def test_the_last_header_is_the_same_in_both_revisions(conversation: Conversatio
         assert text.endswith("<think>" if thinking else "</think>")
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(conversations(), st.data())
 def test_what_follows_changes_nothing_before_it(conversation: Conversation, data: st.DataObject) -> None:
     messages, tools = normalise(conversation.messages), normalise_tools(conversation.tools)
@@ -144,7 +145,7 @@ def test_what_follows_changes_nothing_before_it(conversation: Conversation, data
 # Spans
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(conversations(), MODES, MODES)
 def test_spans_cover_the_text_and_content_is_what_the_authors_wrote(
     conversation: Conversation, thinking: bool, drop_thinking: bool
@@ -424,7 +425,7 @@ def test_the_same_under_python_without_asserts() -> None:
     ]
     cases.append(([Message("user", "q")], {"thinking": "on"}))
 
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(loose_conversations(), MODES, MODES, MODES)
     def collect(conversation: Conversation, thinking: bool, drop_thinking: bool, answered: bool) -> None:
         mode = {"thinking": thinking, "drop_thinking": drop_thinking, "answered": answered}
@@ -452,7 +453,7 @@ def answer(messages: Sequence[Message], kwargs: dict[str, Any]) -> tuple[Any, ..
 # What a render costs and leaves alone
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(conversations(), MODES, MODES)
 def test_the_input_is_left_as_it_was(conversation: Conversation, thinking: bool, drop_thinking: bool) -> None:
     messages, tools = normalise(conversation.messages), normalise_tools(conversation.tools)

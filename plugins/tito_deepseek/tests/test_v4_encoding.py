@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amounts import examples
 from conversations import Conversation, Json
 from conversations import conversations as any_conversations
 from tito_core.errors import TemplateError
@@ -68,7 +69,7 @@ def result(number: int) -> Json:
 # Equality with the published encoders
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(any_conversations(), MODES, EFFORTS, MODES)
 def test_the_release_prints_what_the_released_encoder_does(
     conversation: Conversation, thinking: bool, effort: str, drop: bool
@@ -91,7 +92,7 @@ def test_a_developer_message_that_is_dropped_parts_the_turns_around_it() -> None
     assert text == released(messages, None, thinking=True, effort="high", drop_thinking=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(served(), MODES, EFFORTS, MODES)
 def test_the_recipe_prints_what_the_recipe_does(
     conversation: Conversation, thinking: bool, effort: str, drop: bool
@@ -102,7 +103,7 @@ def test_the_recipe_prints_what_the_recipe_does(
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(served(system_last=True), MODES, EFFORTS, MODES)
 def test_v41_prints_what_the_recipe_does(conversation: Conversation, thinking: bool, effort: str, drop: bool) -> None:
     ours = render(conversation, "4.1", thinking, effort, drop).text
@@ -111,7 +112,7 @@ def test_v41_prints_what_the_recipe_does(conversation: Conversation, thinking: b
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(served(), MODES, st.sampled_from(("4", "4.1")))
 def test_control_tokens_are_where_the_recipe_says(
     conversation: Conversation, thinking: bool, version: Literal["4", "4.1"]

@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tito_core
+from amounts import examples
 from conversations import Conversation, Json
 from conversations import conversations as any_conversations
 from oracles import tokenizer_json
@@ -87,7 +88,7 @@ def decided(form: Form, thinking: bool, effort: str) -> Any:
 # Ids
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(cases())
 def test_a_prompt_has_the_published_encoders_ids(case: tuple[Form, Conversation, bool, str]) -> None:
     """Whatever its texts spell: what somebody wrote is plain text to the recipe, and to us."""
@@ -97,7 +98,7 @@ def test_a_prompt_has_the_published_encoders_ids(case: tuple[Form, Conversation,
     assert found.tolist() == oracle_ids(form, messages, tools, thinking, effort)
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(cases(), st.data())
 def test_an_append_has_the_full_renders_ids(case: tuple[Form, Conversation, bool, str], data: st.DataObject) -> None:
     """After any assistant message, any later messages that the family appends: results, users, all folded as one."""

@@ -17,6 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tito_core
+from amounts import examples
 from conversations import Json, json_values, texts
 from oracles import dsv4
 from tito_core import Codec, Completion, Parsed
@@ -113,7 +114,7 @@ def calls_of(parsed: Parsed) -> list[tuple[str, Any]]:
     return [(call.name, call.arguments) for call in parsed.tool_calls]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(said(), st.booleans())
 def test_what_was_printed_is_read_as_the_published_parser_reads_it(case: tuple[Form, Json], thinking: bool) -> None:
     form, message = case
@@ -136,7 +137,7 @@ def test_what_was_printed_is_read_as_the_published_parser_reads_it(case: tuple[F
     same_as_the_recipe(form, ids[:-1], ours, thinking)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(said(), st.booleans(), st.data())
 def test_a_cut_completion_is_never_whole(case: tuple[Form, Json], thinking: bool, data: st.DataObject) -> None:
     form, message = case
@@ -165,7 +166,7 @@ EDITS = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(said(), st.data())
 def test_what_is_read_as_ok_is_what_the_published_parser_reads(case: tuple[Form, Json], data: st.DataObject) -> None:
     """Completions that a few edits broke, or did not."""

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tito_core
+from amounts import examples
 from conversations import Json
 from oracles import chat_template, tokenizer_json, tool_classes
 from qwen_upstream import UPSTREAM, engine_ids, literal_ids, messages, ours, raw, rendered, some_tools, turns
@@ -24,7 +25,7 @@ FAMILIES = tuple(UPSTREAM)
 HYBRID = ("qwen3", "qwen35", "qwen36", "qwen38")
 NEW = ("qwen35", "qwen36", "qwen38")
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-SLOW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Q: Json = {"role": "user", "content": "q"}
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from amounts import examples
 from conversations import Json
 from oracles import chat_template
 from qwen_upstream import UPSTREAM, messages, ours, outcome, rendered, some_tools, turns, upstream
@@ -17,7 +18,7 @@ THINKING = ("qwen3", "qwennext", "qwen35", "qwen36", "qwen38")
 XML = ("qwen35", "qwen36", "qwen38")
 EVERYBODY = ("system", "user", "user", "assistant", "assistant", "tool", "tool", "developer")
 ABSENT: Any = object()
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=examples(60), deadline=None)
 
 
 def kwargs_of(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:

@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sglang_qwen import Read, sglang_reads
 
 import tito_core
+from amounts import examples
 from conversations import json_values, texts
 from oracles import chat_template
 from tito_core import Codec, Completion, Parsed, Piece, Sampled
@@ -207,7 +208,7 @@ def canonical(family: Family, name: str, message: Json) -> bool:
     return name == "qwen3instruct" or (content == content.lstrip("\n") and reasoning == reasoning.strip("\n"))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(families, st.data(), spoken())
 def test_what_a_template_prints_is_read_back(name: str, data: st.DataObject, message: Json) -> None:
     """Reasoning, content and arguments to the byte, whatever control tokens their texts spell."""
@@ -252,7 +253,7 @@ def ours(parsed: Parsed) -> Read:
     return Read(parsed.reasoning, parsed.content.strip() if parsed.tool_calls else parsed.content, told(parsed))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(families, st.data(), spoken())
 def test_what_sglang_reads(name: str, data: st.DataObject, message: Json) -> None:
     """The same, where no text spells a mark of the format: SGLang sees no tokens. Nor null, which it reads as none."""
@@ -359,7 +360,7 @@ def lossless(parsed: Parsed, text: str) -> None:
     assert parsed.reasoning in text
 
 
-@settings(deadline=None, max_examples=500, derandomize=True)  # the list of differences may not be closed
+@settings(deadline=None, max_examples=examples(500), derandomize=True)  # the list of differences may not be closed
 @given(families, st.data(), st.sampled_from(["stop", "length"]))
 def test_whatever_was_sampled(name: str, data: st.DataObject, finish: Finish) -> None:
     family = FAMILIES[name]
@@ -384,7 +385,7 @@ def test_whatever_was_sampled(name: str, data: st.DataObject, finish: Finish) ->
         assert (parsed.state == "ok") == whole(family, body, opened)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(families, st.data(), spoken())
 def test_every_cut(name: str, data: st.DataObject, message: Json) -> None:
     """Cut at any place: never ok, reasoning only grows, and nothing is lost."""
@@ -415,7 +416,7 @@ def codec(name: str) -> Codec:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(["qwen3", "qwen3instruct", "qwennext", "qwen3coder"]), st.data(), spoken(), st.integers(0, 2**16)
 )
