@@ -10,6 +10,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -632,6 +633,16 @@ def test_a_file_that_is_no_store_stays_as_it_is(tmp_path: Path, script: str | No
         SQLiteStore(path)
     assert str(error.value) == why.format(path)
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {"x.db": before}
+
+
+@pytest.mark.parametrize("lock", ["immediate", "exclusive"])
+def test_a_new_file_that_another_holds_a_moment_is_waited_for(tmp_path: Path, lock: str) -> None:
+    path = tmp_path / "turns.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute(f"begin {lock}")
+        threading.Timer(0.3, other.execute, ["rollback"]).start()
+        with SQLiteStore(path) as store:
+            step(codec().session(store=store, id="s"), [user("q")], assistant("a"))
 
 
 def test_a_new_file_that_several_open_at_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +76,7 @@ class MemoryStore:
 
 FORMAT: Final = 2
 """Of the file, and of the records in it."""
+_WAIT: Final = 30.0  # seconds, for what others hold
 _PROGRAM: Final = int.from_bytes(b"tito")
 _SCHEMA: Final = (
     "create table sessions (id text primary key, about text not null, claim integer not null, turns integer not null)",
@@ -102,7 +104,7 @@ class SQLiteStore:
         self._lock = threading.Lock()
         self._process = os.getpid()
         try:
-            self._file = sqlite3.connect(self._path, timeout=30, isolation_level=None, check_same_thread=False)
+            self._file = sqlite3.connect(self._path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         except (sqlite3.Error, ValueError) as cause:  # ValueError: what no path holds
             raise self._failed(cause, _ELSEWHERE) from cause
         self._closed = weakref.finalize(self, self._file.close)
@@ -152,7 +154,7 @@ class SQLiteStore:
     def _open(self) -> None:
         """Makes a store of a new file."""
         new = not self._made()
-        (journal,) = self._file.execute("pragma journal_mode=wal").fetchone()
+        (journal,) = self._journal()
         if journal != "wal":
             raise SessionError(
                 f"the store {self._path!r} can't be used: SQLite keeps its journal as {journal!r} there, not as 'wal', and "
@@ -163,6 +165,17 @@ class SQLiteStore:
             with self._transaction() as file:
                 for statement in () if self._made() else _SCHEMA:
                     file.execute(statement)
+
+    def _journal(self) -> Any:
+        """SQLite does not wait itself where another changes the journal, or holds a new file, at that moment."""
+        until = time.monotonic() + _WAIT
+        while True:
+            try:
+                return self._file.execute("pragma journal_mode=wal").fetchone()
+            except sqlite3.OperationalError as cause:
+                if cause.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def _made(self) -> bool:
         """Whether the file is a store, and not new. Raises SessionError where it is something else."""
