@@ -9,7 +9,7 @@ from typing import Any, Final
 from tito_core.errors import RecipeError
 from tito_core.families.family import Recipe, blaming
 from tito_core.recipes.options import spelled
-from tito_core.recipes.sglang import SGLANG
+from tito_core.recipes.sglang import SGLANG, values
 
 __all__ = ["from_namespace", "to_namespace"]
 
@@ -19,6 +19,7 @@ _SIZES: Final = {
     if "." not in option.field and option.field in Recipe.model_fields
 }
 _INSIDE: Final = {option.dest: option.field for option in SGLANG.options if "." in option.field}
+_DESTS: Final = {option.name: option.dest for option in SGLANG.options}
 _NAMES: Final = {dest: name for name, dest in SGLANG.dests.items()}
 
 
@@ -33,25 +34,9 @@ def to_namespace(recipe: Recipe, prefix: str = "sglang_") -> dict[str, Any]:
     refused = _refused(recipe)
     if refused:
         raise RecipeError(f"the recipe is no namespace: {refused}")
-    one = recipe.speculative
-    found: dict[str, Any] = {
-        "tp_size": recipe.tensor_parallel,
-        "pp_size": recipe.pipeline_parallel,
-        "ep_size": recipe.expert_parallel,
-        "dp_size": max(recipe.data_parallel, recipe.attention_data_parallel),
-        "enable_dp_attention": recipe.attention_data_parallel > 1,
-        "attn_cp_size": recipe.attention_context_parallel,
-        "moe_dp_size": recipe.moe_data_parallel,
-        "mem_fraction_static": recipe.memory_fraction,
-        "max_running_requests": recipe.max_running_requests,
-        "speculative_algorithm": one and one.algorithm,
-        "speculative_num_steps": one and one.num_steps,
-        "speculative_eagle_topk": one and one.eagle_topk,
-        "speculative_num_draft_tokens": one and one.num_draft_tokens,
-        "speculative_draft_model_path": one and one.draft_model,
-    }
-    if recipe.parsers is not None:
-        found |= {"reasoning_parser": recipe.parsers.reasoning, "tool_call_parser": recipe.parsers.tool_call}
+    found = {_DESTS[name]: value for name, value in values(recipe).items()}
+    if recipe.parsers is None:
+        del found["reasoning_parser"], found["tool_call_parser"]
     found |= {_dest(name): value for name, value in recipe.arguments.items()}
     return {f"{prefix}{name}": value for name, value in found.items()}
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tito_core.families.family import Deployment, Recipe
 
-__all__ = ["Check", "CommandLine", "Launch", "Option", "spelled", "words"]
+__all__ = ["Check", "CommandLine", "Launch", "Option", "spelled", "value_at", "words"]
 
 Check = Callable[[Recipe, Deployment], str | None]
 """A rule of an engine: why it can't serve a recipe, or None. The recipe has the deployment's overrides in it."""
@@ -92,7 +92,7 @@ class CommandLine:
             if not _NAMED(spelled(name)):
                 return f"arguments has {name!r}, which is no option's name"
             if (option := self.owner(name)) is not None:
-                said = _at(recipe, option.field)
+                said = value_at(recipe, option.field)
                 if said is _LAUNCH and not launched:
                     continue
                 which = f"the field {option.field}" if said is not _LAUNCH else f"the launch's {option.field}"
@@ -114,7 +114,7 @@ _LAUNCH: Final = object()
 _NAMED: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*").fullmatch
 
 
-def _at(recipe: Recipe, path: str) -> Any:
+def value_at(recipe: Recipe, path: str) -> Any:
     """The value of a recipe at a path of fields; `_LAUNCH` where it has no such field."""
     found: Any = recipe
     for name in path.split("."):

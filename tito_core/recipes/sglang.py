@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tito_core.families.family import Deployment, Recipe
-from tito_core.recipes.options import Check, CommandLine, Launch, Option
+from tito_core.recipes.options import Check, CommandLine, Launch, Option, value_at
 
-__all__ = ["SGLANG"]
+__all__ = ["SGLANG", "values"]
 
 OPTIONS: Final = (
     Option("tensor_parallel", "tensor-parallel-size", "tp_size", ("tp-size", "tp")),
@@ -305,35 +305,24 @@ CHECKS: Final[dict[str, Check]] = {
 }
 
 
-def said(recipe: Recipe) -> dict[str, Any]:
-    """A recipe's fields by the long names of their options; what is SGLang's own default is left out.
+def values(recipe: Recipe) -> dict[str, Any]:
+    """What every option of a recipe's fields says of it, by long names, SGLang's own defaults too.
 
     Attention's data parallelism is spelled as all releases read it. 0.5.23 calls it `--attention-data-parallel-size` too,
     and reads the old way until the end of 2026.
     """
-    one, parsers = recipe.speculative, recipe.parsers
-    sizes = {
-        "tensor-parallel-size": recipe.tensor_parallel,
-        "pipeline-parallel-size": recipe.pipeline_parallel,
-        "expert-parallel-size": recipe.expert_parallel,
-        "data-parallel-size": max(recipe.data_parallel, recipe.attention_data_parallel),
-        "enable-dp-attention": recipe.attention_data_parallel > 1,
-        "attention-context-parallel-size": recipe.attention_context_parallel,
-        "moe-data-parallel-size": recipe.moe_data_parallel,
-    }
-    found: dict[str, Any] = {name: size for name, size in sizes.items() if size is True or size > 1}
-    found["mem-fraction-static"] = recipe.memory_fraction
-    found["max-running-requests"] = recipe.max_running_requests
-    if parsers is not None:
-        found["reasoning-parser"] = parsers.reasoning
-        found["tool-call-parser"] = parsers.tool_call
-    if one is not None:
-        found["speculative-algorithm"] = one.algorithm
-        found["speculative-num-steps"] = one.num_steps
-        found["speculative-eagle-topk"] = one.eagle_topk
-        found["speculative-num-draft-tokens"] = one.num_draft_tokens
-        found["speculative-draft-model-path"] = one.draft_model
+    ours = (option for option in OPTIONS if option.field.partition(".")[0] in Recipe.model_fields)
+    found = {option.name: value_at(recipe, option.field) for option in ours}
+    attention = found.pop("attention-data-parallel-size")
+    found["data-parallel-size"] = max(recipe.data_parallel, attention)
+    found["enable-dp-attention"] = attention > 1
     return found
+
+
+def said(recipe: Recipe) -> dict[str, Any]:
+    """A recipe's fields by the long names of their options; what is SGLang's own default is left out."""
+    none = values(Recipe(speculative=None))
+    return {name: value for name, value in values(recipe).items() if value != none[name]}
 
 
 def notes(recipe: Recipe) -> tuple[str, ...]:
