@@ -27,8 +27,8 @@ def to_namespace(recipe: Recipe, prefix: str = "sglang_") -> dict[str, Any]:
     """A recipe as SGLang's fields, `sglang_tp_size` and so on: every field that a recipe has, None where it is unset, so
     that nothing older stays beside them; parsers only where the recipe names them.
 
-    What belongs to no engine's arguments is not among them: `environment`, `source`, `seen` and `engine`. Raises RecipeError
-    for what SGLang's fields can't say: another engine's recipe, one that is not yet on a platform, one with an argument that
+    What belongs to no engine's arguments is not among them: `environment`, `made_for`, `source`, `seen` and `engine`. Raises
+    RecipeError for what SGLang's fields can't say: another engine's recipe, one that is not yet on a platform, one with an argument that
     has a field, and one with replicas of an engine whose attention is data parallel.
     """
     refused = _refused(recipe)
@@ -47,8 +47,8 @@ def from_namespace(
     """The recipe that SGLang's fields say; those without the prefix are not SGLang's, and are left.
 
     `to_namespace` gives the same fields back, and `from_namespace(to_namespace(recipe), environment=recipe.environment)` the
-    same `told()`. What a recipe has no field for is in `arguments`. Attention's data parallelism
-    is read in both of its spellings, of one rank it is none. Raises RecipeError, which names the field.
+    same `told()`. What a recipe has no field for is in `arguments`. Attention's data parallelism is read in both of its
+    spellings, of one rank it is none. Raises RecipeError, which names the field.
     """
     given = vars(namespace) if isinstance(namespace, Namespace) else namespace
     found = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}

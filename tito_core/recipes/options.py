@@ -50,8 +50,8 @@ class CommandLine:
     """An engine's. `said` spells a recipe's fields, `node` what one node of a launch adds; both give arguments by name.
 
     `switch` says of an option whether `--no-` and its name turn it off, `whole` whether it takes a list as one word of JSON.
-    `dests` are the options of no field that a parser
-    keeps under another name than their own. `notes` tells what the engine will do with a recipe without being told.
+    `dests` are the options of no field that a parser keeps under another name than their own. `notes` tells what the engine
+    will do with a recipe without being told.
     """
 
     engine: str
