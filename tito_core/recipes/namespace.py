@@ -28,8 +28,8 @@ def to_namespace(recipe: Recipe, prefix: str = "sglang_") -> dict[str, Any]:
     that nothing older stays beside them; parsers only where the recipe names them.
 
     What belongs to no engine's arguments is not among them: `environment`, `made_for`, `source`, `seen` and `engine`. Raises
-    RecipeError for what SGLang's fields can't say: another engine's recipe, one that is not yet on a platform, one with an argument that
-    has a field, and one with replicas of an engine whose attention is data parallel.
+    RecipeError for what SGLang's fields can't say: another engine's recipe, one that is not yet on a platform, one with an
+    argument that has a field, and one with replicas of an engine whose attention is data parallel.
     """
     refused = _refused(recipe)
     if refused:
