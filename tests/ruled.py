@@ -60,6 +60,22 @@ REFUSED = (
         but="DSPARK is refused on a CPU",
     ),
     Ruled(
+        "drafted",
+        recipe(eagle(steps=1, drafts=8, algorithm="DFLASH")),
+        "it speculates with DFLASH and has no draft model; name one (draft_model, --speculative-draft-model-path)",
+        "DFLASH speculative decoding requires setting --speculative-draft-model-path",
+    ),
+    *(
+        Ruled(
+            "drafted",
+            recipe(eagle(algorithm=kind)),
+            f"it speculates with {kind} and has no draft model; name one (draft_model, --speculative-draft-model-path)",
+            None,
+            but="SGLang starts, and loads the checkpoint as its own draft",
+        )
+        for kind in ("EAGLE3", "STANDALONE")
+    ),
+    Ruled(
         "tree",
         recipe(eagle(topk=4, drafts=8), arguments={"page-size": 64}),
         "eagle_topk is 4 and page-size is 64, with attention-backend unset: with pages of more than one token a tree is "

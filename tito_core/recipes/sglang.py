@@ -84,6 +84,8 @@ CHAINS: Final = ("EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms that draft token by token; top-k more than 1 makes a tree of them."""
 BLOCKS: Final = ("DFLASH", "DSPARK")
 """Algorithms that draft a block at once."""
+BESIDE: Final = ("EAGLE3", "STANDALONE", "DFLASH")
+"""Algorithms whose draft model stands beside the checkpoint: no layer of its own drafts so."""
 MIXING: Final = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 """Algorithms beside which `enable-mixed-chunk` stays (0.5.23, `speculative/spec_info.py`)."""
 TREES: Final = ("flashinfer", "fa3", "triton")
@@ -115,10 +117,15 @@ def _version(deployment: Deployment) -> str | None:
 
 def drafted(recipe: Recipe, deployment: Deployment) -> str | None:
     """A chain of drafts is one token longer than its steps: with top-k 1 SGLang sets the number so, with a warning
-    (`_handle_eagle_family`). A block is one step of top-k 1, which it sets too (`_handle_dflash`, `_handle_dspark`)."""
+    (`_handle_eagle_family`). A block is one step of top-k 1, which it sets too (`_handle_dflash`, `_handle_dspark`). Without
+    a draft model DFLASH does not start, and the others load the checkpoint for its own (`TpModelWorker`)."""
     one, kind = recipe.speculative, algorithm(recipe)
     if one is None:
         return None
+    if kind in BESIDE and not one.draft_model:
+        return (
+            f"it speculates with {kind} and has no draft model; name one (draft_model, --speculative-draft-model-path)"
+        )
     if kind in CHAINS and one.eagle_topk == 1 and one.num_draft_tokens != one.num_steps + 1:
         return (
             f"num_draft_tokens is {one.num_draft_tokens} and num_steps is {one.num_steps}: with eagle_topk 1 SGLang drafts "
