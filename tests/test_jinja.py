@@ -11,6 +11,7 @@ import itertools
 import json
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -396,6 +397,62 @@ def test_a_template_is_kept_in_its_sandbox(source: str, said: str) -> None:
 def test_a_text_without_end_is_stopped() -> None:
     error = refused(small("{% set x = 'x' * 1000000 %}{% for i in range(100) %}{{ x }}{% endfor %}"))
     assert str(error) == "the template small prints more than 67,108,864 characters"
+
+
+LARGE = "a text or list of more than 67,108,864 parts is made"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ 9 ** 999999999 }}", "** makes a number of more than 16,384 bits"),
+        (
+            "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+            "* makes a number of more than 16,384 bits",
+        ),
+        ("{{ 'x' * 10 ** 12 }}", LARGE),
+        ("{{ 10 ** 12 * [1] }}", LARGE),
+        ("{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", LARGE),
+        ("{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", LARGE),
+        ("{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}", LARGE),
+        (
+            "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+            LARGE,
+        ),
+        (
+            "{% set n = namespace(x='x') %}{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}"
+            "{% for i in range(99) %}{% set n.x = two(n.x) %}{% endfor %}",
+            LARGE,
+        ),
+        (
+            "{{ '%999999999999d' % 1 }}",
+            "% fills a width of more than 99,999 characters, or one that is filled in",
+        ),
+        (
+            "{{ '%.*f' % (999999999, 1.0) }}",
+            "% fills a width of more than 99,999 characters, or one that is filled in",
+        ),
+    ],
+)
+def test_what_an_operator_makes_is_bounded(source: str, said: str) -> None:
+    assert str(refused(small(source))) == f"the template small fails on these messages: SecurityError: {said}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+        "{% macro g() %}{{ caller() }}{{ caller() }}{% endmacro %}"
+        "{% macro f(n) %}{% if n %}{% call g() %}{{ f(n - 1) }}{% endcall %}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(100) recursive %}{{ loop([1, 2]) if loop.depth < 60 }}{% endfor %}",
+    ],
+)
+def test_a_template_without_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jinja, "LONGEST", 0.2)
+    begun = time.monotonic()
+    assert str(refused(small(source))) == "the template small runs for more than 0.2 seconds"
+    assert time.monotonic() - begun < 20
 
 
 def test_what_can_not_be_told_apart_is_refused() -> None:

@@ -10,6 +10,8 @@ import contextlib
 import functools
 import itertools
 import json
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -48,7 +50,12 @@ __all__ = ["JinjaRenderer"]
 LARGEST_TEMPLATE: Final = 1024 * 1024
 """The longest template that is compiled, in characters."""
 LARGEST_TEXT: Final = 64 * 1024 * 1024
-"""The longest prompt that is rendered, in characters. One expression of a template can still make a longer text."""
+"""The longest prompt that is rendered, in characters; and the longest text or list that an operator makes. A single filter
+or method can still make a longer one."""
+LARGEST_NUMBER: Final = 1 << 14
+"""The largest number that an operator makes, in bits."""
+LONGEST: Final = 60.0
+"""How long a template may run, in seconds."""
 
 SHORT: Final = 16
 SHORT_TEXT: Final = 256
@@ -71,8 +78,8 @@ class JinjaRenderer:
     for a template says nothing about what it ignores. A text among them is content, a special token's excepted.
     `add_generation_prompt` is true unless the last message is an assistant's.
 
-    Checkpoints' templates are foreign code: they run sandboxed, and their size and the size of what they print are
-    bounded. Neither the time of a render nor the memory of a single expression is.
+    Checkpoints' templates are foreign code: they run sandboxed, and their size, their time, the size of what they print
+    and of what their operators make are bounded. The memory of a single filter or method is not.
     """
 
     def __init__(self, source: str, name: str, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -82,7 +89,7 @@ class JinjaRenderer:
             )
         self._name = name
         try:
-            environment = _environment(jinja2.sandbox.ImmutableSandboxedEnvironment)
+            environment = _environment(_Bounded, optimized=False)
             self._plain = environment.from_string(source)
             self._traced = _tracing().from_string(source)
             parsed = environment.parse(source)
@@ -125,7 +132,7 @@ class JinjaRenderer:
 
     def _learnt(self, shape: _Shape, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> _Skeleton | None:
         """What every render of this shape prints, learnt from probes; None where it depends on the texts themselves."""
-        slots, seen, trace = shape.marks(), Seen(), _Trace()
+        slots, seen, trace = shape.marks(), Seen(), _Trace(self._name)
 
         def text(one: str, origin: int) -> str:
             return Probe._of(one, origin, slots[one], seen) if one in slots else Traced(one, origin)
@@ -163,13 +170,14 @@ class JinjaRenderer:
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
         variables = functools.partial(_variables, messages, tools, kwargs)
-        with _Trace() as trace:
+        with _Trace(self._name) as trace:
             try:
                 text = "".join(_run(self._plain, variables(_plain_dict, _plain_text), self._name))
             except TemplateError:
                 raise
             except Exception as cause:
                 raise self._failed(cause, variables, messages) from cause
+            trace.begin()
             try:
                 followed = _run(self._traced, variables(_Chat, Traced), self._name)
                 pieces = [(piece, trace.now) for piece in followed]
@@ -181,7 +189,7 @@ class JinjaRenderer:
         self, cause: Exception, variables: Callable[..., dict[str, Any]], messages: Sequence[Message]
     ) -> TemplateError:
         """What a template raised, and in whose turn: the traced run comes to the same place."""
-        with _Trace() as trace, contextlib.suppress(Exception):
+        with _Trace(self._name) as trace, contextlib.suppress(Exception):
             for _ in _run(self._traced, variables(_Chat, Traced), self._name):
                 pass
         at, where = "these messages", {}
@@ -558,16 +566,128 @@ def _environment(kind: Callable[..., Any], **options: Any) -> Any:
     made.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
     )
+    del made.globals["lipsum"]
     return made
+
+
+class _Direct(CodeGenerator):
+    """Writes `~`, and what the environment itself is asked, as calls of the environment's own."""
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        if isinstance(node.node, nodes.EnvironmentAttribute):
+            self.write(f"environment.{node.node.name}(")
+            for one in node.args:
+                self.visit(one, frame)
+                self.write(", ")
+            self.write(")")
+        else:
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.tilde((")
+        for one in node.nodes:
+            self.visit(one, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Ticks(NodeTransformer):
+    """Asks the clock wherever a loop or a macro begins its body."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        self._environment = environment
+
+    def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
+        return self._ticked(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._ticked(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        return self._ticked(node)
+
+    def _ticked(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, self._call("tick", [], node))
+        return cast(nodes.Node, node)
+
+    def _call(self, name: str, items: Sequence[nodes.Expr], at: nodes.Node) -> nodes.Node:
+        call = nodes.Call(nodes.EnvironmentAttribute(name), list(items), [], None, None)
+        return nodes.ExprStmt(call).set_lineno(at.lineno).set_environment(self._environment)
+
+
+class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """A sandbox whose loops and macros end in time, and whose operators make nothing that is too large."""
+
+    code_generator_class = _Direct
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    rewriter: type[_Ticks] = _Ticks
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        made = self.rewriter(self).visit(super()._parse(source, name, filename))
+        assert isinstance(made, nodes.Template)
+        return made
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        _refuse_large(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def tilde(self, values: tuple[Any, ...]) -> str:
+        texts = [str(value) for value in values]
+        _refuse_long(*texts)
+        return "".join(texts)
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """What a macro or a block is made of."""
+        made = list(pieces)
+        _refuse_long(*made)
+        return "".join(made)
+
+    def tick(self) -> None:
+        _TRACE.get().tick()
+
+
+_WIDE: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{6})")
+
+
+def _refuse_large(operator: str, left: Any, right: Any) -> None:
+    """What `+`, `*`, `**` or `%` would make, before it is made."""
+    if operator == "%":
+        if isinstance(left, str) and _WIDE.search(left):
+            raise jinja2.exceptions.SecurityError(
+                "% fills a width of more than 99,999 characters, or one that is filled in"
+            )
+    elif isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        bits = bits * max(right, 0) if operator == "**" else bits + right.bit_length()
+        if bits > LARGEST_NUMBER:
+            raise jinja2.exceptions.SecurityError(f"{operator} makes a number of more than {LARGEST_NUMBER:,} bits")
+    elif operator == "+":
+        if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
+            _refuse_long(left, right)
+    elif operator == "*":
+        for one, times in ((left, right), (right, left)):
+            if isinstance(one, (str, list, tuple)) and isinstance(times, int):
+                _refuse_long(one, times=times)
+
+
+def _refuse_long(*parts: str | list[Any] | tuple[Any, ...], times: int = 1) -> None:
+    """To ask a followed text for its length is a question that would be noted, so that it is not asked in its own name."""
+    if sum([str.__len__(one) if isinstance(one, str) else len(one) for one in parts]) * times > LARGEST_TEXT:
+        raise jinja2.exceptions.SecurityError(f"a text or list of more than {LARGEST_TEXT:,} parts is made")
 
 
 # The same environment, in which every text keeps its origin.
 
 
 class _Trace:
-    """Whose turn it is while a template runs: the message that each loop that is under way has come to."""
+    """Whose turn it is while a template runs: the message that each loop that is under way has come to. And how long it has
+    run since it began."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.begin()
         self._loops: list[int | None] = [None]
         self.moment = datetime.now()
         self.passing = False
@@ -584,6 +704,13 @@ class _Trace:
     def now(self) -> int | None:
         return self._loops[-1]
 
+    def begin(self) -> None:
+        self._until = time.monotonic() + LONGEST
+
+    def tick(self) -> None:
+        if time.monotonic() > self._until:
+            raise TemplateError(f"the template {self._name} runs for more than {LONGEST:g} seconds")
+
     def opened(self) -> None:
         self._loops.append(self.now)
 
@@ -599,17 +726,37 @@ class _Trace:
 _TRACE: ContextVar[_Trace] = ContextVar("trace")
 
 
-class _Tracing(jinja2.sandbox.ImmutableSandboxedEnvironment):
+class _Generator(_Direct):
+    """Writes literals as calls of the environment's own, too."""
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        value = node.as_const(frame.eval_ctx)
+        if isinstance(value, str):
+            self.write(f"environment.literal({value!r})")
+        else:
+            super().visit_Const(node, frame)
+
+
+class _Loops(_Ticks):
+    """Tells the trace when a loop begins, comes to an item, and ends, too."""
+
+    def visit_For(self, node: nodes.For) -> list[nodes.Node]:
+        super().visit_For(node)
+        names = [node.target, *node.target.find_all(nodes.Name)]
+        items = [nodes.Name(name.name, "load") for name in names if isinstance(name, nodes.Name)]
+        node.body.insert(0, self._call("loop_entered", items, node))
+        return [self._call("loop_opened", [], node), node, self._call("loop_closed", [], node)]
+
+
+class _Tracing(_Bounded):
     """A literal of the template is `Traced`, and so is whatever is printed; every loop says where it is."""
+
+    code_generator_class = _Generator
+    rewriter = _Loops
 
     def __init__(self, **options: Any) -> None:
         self._literals: dict[str, Traced] = {}
         super().__init__(**options)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        made = _Loops(self).visit(super()._parse(source, name, filename))
-        assert isinstance(made, nodes.Template)
-        return made
 
     def literal(self, text: str) -> Traced:
         found = self._literals.get(text)
@@ -642,11 +789,15 @@ class _Tracing(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return functools.update_wrapper(filled, value)
 
     def tilde(self, values: tuple[Any, ...]) -> Traced:
-        return concat(map(_shown, values))
+        shown = [_shown(value) for value in values]
+        _refuse_long(*shown)
+        return concat(shown)
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        return concat(pieces, plain=TEMPLATE)
+        made = list(pieces)
+        _refuse_long(*made)
+        return concat(made, plain=TEMPLATE)
 
     def loop_opened(self) -> None:
         _TRACE.get().opened()
@@ -656,42 +807,6 @@ class _Tracing(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def loop_closed(self) -> None:
         _TRACE.get().closed()
-
-
-class _Generator(CodeGenerator):
-    """Writes literals and joined texts as calls of the environment's own."""
-
-    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
-        value = node.as_const(frame.eval_ctx)
-        if isinstance(value, str):
-            self.write(f"environment.literal({value!r})")
-        else:
-            super().visit_Const(node, frame)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.tilde((")
-        for one in node.nodes:
-            self.visit(one, frame)
-            self.write(", ")
-        self.write("))")
-
-
-class _Loops(NodeTransformer):
-    """Tells the trace when a loop begins, comes to an item, and ends."""
-
-    def __init__(self, environment: jinja2.Environment) -> None:
-        self._environment = environment
-
-    def visit_For(self, node: nodes.For) -> list[nodes.Node]:
-        self.generic_visit(node)
-        names = [node.target, *node.target.find_all(nodes.Name)]
-        items = [nodes.Name(name.name, "load") for name in names if isinstance(name, nodes.Name)]
-        node.body.insert(0, self._call("loop_entered", items, node))
-        return [self._call("loop_opened", [], node), node, self._call("loop_closed", [], node)]
-
-    def _call(self, name: str, items: Sequence[nodes.Expr], at: nodes.Node) -> nodes.Node:
-        call = nodes.Call(nodes.EnvironmentAttribute(name), list(items), [], None, None)
-        return nodes.ExprStmt(call).set_lineno(at.lineno).set_environment(self._environment)
 
 
 @jinja2.pass_context
@@ -737,7 +852,6 @@ def _joined(eval_ctx: nodes.EvalContext, value: Any, d: str = "", attribute: str
 @functools.cache
 def _tracing() -> _Tracing:
     made: _Tracing = _environment(_Tracing, optimized=False, finalize=_printed)
-    made.code_generator_class = _Generator
     made.filters.update({name: _followed(name, function) for name, function in made.filters.items()})
     made.filters["join"] = jinja2.pass_eval_context(_joined)
     for test in ("iterable", "sequence"):
