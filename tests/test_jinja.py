@@ -24,7 +24,7 @@ import oracles
 from amounts import examples
 from conversations import Conversation, Json, conversations
 from tito_core.errors import MessageError, TemplateError
-from tito_core.prompts import jinja
+from tito_core.prompts import jinja, sandbox
 from tito_core.prompts.jinja import JinjaRenderer
 from tito_core.prompts.messages import Message, Tool, ToolCall, normalise, normalise_tools
 from tito_core.prompts.template import Rendered, Span
@@ -449,7 +449,7 @@ def test_what_an_operator_makes_is_bounded(source: str, said: str) -> None:
     ],
 )
 def test_a_template_without_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jinja, "LONGEST", 0.2)
+    monkeypatch.setattr(sandbox, "LONGEST", 0.2)
     begun = time.monotonic()
     assert str(refused(small(source))) == "the template small runs for more than 0.2 seconds"
     assert time.monotonic() - begun < 20

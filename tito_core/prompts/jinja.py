@@ -1,6 +1,7 @@
 """Prompts rendered by a Jinja chat template, with the origin of every character.
 
-The text is what `transformers` renders: the same environment, the same view of the messages, without its import (1.3 s).
+The text is what `transformers` renders: the same environment (`sandbox.py`), the same view of the messages, without its
+import (1.3 s).
 The template is then run a second time on text that knows its origin; what the two print must be equal.
 """
 
@@ -9,26 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final, Literal, NoReturn, Self, cast
+from typing import Any, Final, Literal, cast
 
 import jinja2
 import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import Frame
 from jinja2.runtime import Context
-from jinja2.visitor import NodeTransformer
 
 from tito_core.errors import TemplateError
 from tito_core.prompts.messages import Message, Tool
+from tito_core.prompts.sandbox import LARGEST_TEXT, Direct, Run, Sandbox, Ticks, refuse_long, sandbox, strftime_now
 from tito_core.prompts.template import Parts, Rendered, Source, Span
 from tito_core.prompts.traced import (
     LOCAL,
@@ -49,14 +45,6 @@ __all__ = ["JinjaRenderer"]
 
 LARGEST_TEMPLATE: Final = 1024 * 1024
 """The longest template that is compiled, in characters."""
-LARGEST_TEXT: Final = 64 * 1024 * 1024
-"""The longest prompt that is rendered, in characters; and the longest text or list that an operator makes. A single filter
-or method can still make a longer one."""
-LARGEST_NUMBER: Final = 1 << 14
-"""The largest number that an operator makes, in bits."""
-LONGEST: Final = 60.0
-"""How long a template may run, in seconds."""
-
 SHORT: Final = 16
 SHORT_TEXT: Final = 256
 """What a shape is remembered of: so many messages, and so many characters of an assistant's text in it."""
@@ -89,7 +77,7 @@ class JinjaRenderer:
             )
         self._name = name
         try:
-            environment = _environment(_Bounded, optimized=False)
+            environment = sandbox(Sandbox, optimized=False)
             self._plain = environment.from_string(source)
             self._traced = _tracing().from_string(source)
             parsed = environment.parse(source)
@@ -499,217 +487,25 @@ def _variables(
     }
 
 
-# The environment: that of `transformers` 5.24, `utils/chat_template_utils.py`.
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: prints its body. What it marks for `transformers`, spans tell here."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Any) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _Dict:
-    """`dict`, without its attributes."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args, **kwargs)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """`namespace`, which keeps no name that begins with an underscore."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args
-        attributes = dict(*given, **kwargs)
-        for name in attributes:
-            _refuse_private(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_private(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace keeps no name that begins with an underscore: {name!r}")
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(format: str) -> str:
-    return _TRACE.get().moment.strftime(format)
-
-
-def _environment(kind: Callable[..., Any], **options: Any) -> Any:
-    made = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], **options)
-    made.filters["tojson"] = _tojson
-    made.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
-    )
-    del made.globals["lipsum"]
-    return made
-
-
-class _Direct(CodeGenerator):
-    """Writes `~`, and what the environment itself is asked, as calls of the environment's own."""
-
-    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
-        if isinstance(node.node, nodes.EnvironmentAttribute):
-            self.write(f"environment.{node.node.name}(")
-            for one in node.args:
-                self.visit(one, frame)
-                self.write(", ")
-            self.write(")")
-        else:
-            super().visit_Call(node, frame, forward_caller=forward_caller)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.tilde((")
-        for one in node.nodes:
-            self.visit(one, frame)
-            self.write(", ")
-        self.write("))")
-
-
-class _Ticks(NodeTransformer):
-    """Asks the clock wherever a loop or a macro begins its body."""
-
-    def __init__(self, environment: jinja2.Environment) -> None:
-        self._environment = environment
-
-    def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
-        return self._ticked(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._ticked(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._ticked(node)
-
-    def _ticked(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, self._call("tick", [], node))
-        return cast(nodes.Node, node)
-
-    def _call(self, name: str, items: Sequence[nodes.Expr], at: nodes.Node) -> nodes.Node:
-        call = nodes.Call(nodes.EnvironmentAttribute(name), list(items), [], None, None)
-        return nodes.ExprStmt(call).set_lineno(at.lineno).set_environment(self._environment)
-
-
-class _Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox whose loops and macros end in time, and whose operators make nothing that is too large."""
-
-    code_generator_class = _Direct
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-    rewriter: type[_Ticks] = _Ticks
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        made = self.rewriter(self).visit(super()._parse(source, name, filename))
-        assert isinstance(made, nodes.Template)
-        return made
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        _refuse_large(operator, left, right)
-        return super().call_binop(context, operator, left, right)
-
-    def tilde(self, values: tuple[Any, ...]) -> str:
-        texts = [str(value) for value in values]
-        _refuse_long(*texts)
-        return "".join(texts)
-
-    @staticmethod
-    def concat(pieces: Iterable[str]) -> str:
-        """What a macro or a block is made of."""
-        made = list(pieces)
-        _refuse_long(*made)
-        return "".join(made)
-
-    def tick(self) -> None:
-        _TRACE.get().tick()
-
-
-_WIDE: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{6})")
-
-
-def _refuse_large(operator: str, left: Any, right: Any) -> None:
-    """What `+`, `*`, `**` or `%` would make, before it is made."""
-    if operator == "%":
-        if isinstance(left, str) and _WIDE.search(left):
-            raise jinja2.exceptions.SecurityError(
-                "% fills a width of more than 99,999 characters, or one that is filled in"
-            )
-    elif isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length()
-        bits = bits * max(right, 0) if operator == "**" else bits + right.bit_length()
-        if bits > LARGEST_NUMBER:
-            raise jinja2.exceptions.SecurityError(f"{operator} makes a number of more than {LARGEST_NUMBER:,} bits")
-    elif operator == "+":
-        if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
-            _refuse_long(left, right)
-    elif operator == "*":
-        for one, times in ((left, right), (right, left)):
-            if isinstance(one, (str, list, tuple)) and isinstance(times, int):
-                _refuse_long(one, times=times)
-
-
-def _refuse_long(*parts: str | list[Any] | tuple[Any, ...], times: int = 1) -> None:
-    """To ask a followed text for its length is a question that would be noted, so that it is not asked in its own name."""
-    if sum([str.__len__(one) if isinstance(one, str) else len(one) for one in parts]) * times > LARGEST_TEXT:
-        raise jinja2.exceptions.SecurityError(f"a text or list of more than {LARGEST_TEXT:,} parts is made")
-
-
 # The same environment, in which every text keeps its origin.
 
 
-class _Trace:
-    """Whose turn it is while a template runs: the message that each loop that is under way has come to. And how long it has
-    run since it began."""
+class _Trace(Run):
+    """Whose turn it is while a template runs: the message that each loop that is under way has come to."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self.begin()
+        super().__init__(name)
         self._loops: list[int | None] = [None]
-        self.moment = datetime.now()
         self.passing = False
         """Whether what was printed is of the moment: a date, or chance."""
 
-    def __enter__(self) -> Self:
-        self._told = _TRACE.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _TRACE.reset(self._told)
+    @staticmethod
+    def current() -> _Trace:
+        return cast(_Trace, Run.current())
 
     @property
     def now(self) -> int | None:
         return self._loops[-1]
-
-    def begin(self) -> None:
-        self._until = time.monotonic() + LONGEST
-
-    def tick(self) -> None:
-        if time.monotonic() > self._until:
-            raise TemplateError(f"the template {self._name} runs for more than {LONGEST:g} seconds")
 
     def opened(self) -> None:
         self._loops.append(self.now)
@@ -723,10 +519,7 @@ class _Trace:
         self._loops.pop()
 
 
-_TRACE: ContextVar[_Trace] = ContextVar("trace")
-
-
-class _Generator(_Direct):
+class _Generator(Direct):
     """Writes literals as calls of the environment's own, too."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
@@ -737,7 +530,7 @@ class _Generator(_Direct):
             super().visit_Const(node, frame)
 
 
-class _Loops(_Ticks):
+class _Loops(Ticks):
     """Tells the trace when a loop begins, comes to an item, and ends, too."""
 
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
@@ -748,7 +541,7 @@ class _Loops(_Ticks):
         return [self._call("loop_opened", [], node), node, self._call("loop_closed", [], node)]
 
 
-class _Tracing(_Bounded):
+class _Tracing(Sandbox):
     """A literal of the template is `Traced`, and so is whatever is printed; every loop says where it is."""
 
     code_generator_class = _Generator
@@ -790,23 +583,23 @@ class _Tracing(_Bounded):
 
     def tilde(self, values: tuple[Any, ...]) -> Traced:
         shown = [_shown(value) for value in values]
-        _refuse_long(*shown)
+        refuse_long(*shown)
         return concat(shown)
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
         made = list(pieces)
-        _refuse_long(*made)
+        refuse_long(*made)
         return concat(made, plain=TEMPLATE)
 
     def loop_opened(self) -> None:
-        _TRACE.get().opened()
+        _Trace.current().opened()
 
     def loop_entered(self, *targets: Any) -> None:
-        _TRACE.get().entered(*targets)
+        _Trace.current().entered(*targets)
 
     def loop_closed(self) -> None:
-        _TRACE.get().closed()
+        _Trace.current().closed()
 
 
 @jinja2.pass_context
@@ -827,7 +620,7 @@ def _followed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def followed(*args: Any, **kwargs: Any) -> Any:
         if name == "random":
-            _TRACE.get().passing = True
+            _Trace.current().passing = True
         for one in args if name not in _OPEN else ():
             if isinstance(one, Probe):
                 one._spoil()
@@ -851,7 +644,7 @@ def _joined(eval_ctx: nodes.EvalContext, value: Any, d: str = "", attribute: str
 
 @functools.cache
 def _tracing() -> _Tracing:
-    made: _Tracing = _environment(_Tracing, optimized=False, finalize=_printed)
+    made: _Tracing = sandbox(_Tracing, optimized=False, finalize=_printed)
     made.filters.update({name: _followed(name, function) for name, function in made.filters.items()})
     made.filters["join"] = jinja2.pass_eval_context(_joined)
     for test in ("iterable", "sequence"):
@@ -866,5 +659,5 @@ def _is_text_or(test: Callable[[Any], bool], value: Any) -> bool:
 
 
 def _passing(format: str) -> str:
-    _TRACE.get().passing = True
-    return Traced(_strftime_now(format), TEMPLATE)
+    _Trace.current().passing = True
+    return Traced(strftime_now(format), TEMPLATE)
