@@ -24,6 +24,7 @@ from tito_core.errors import (
     ThinkingError,
     UnknownFamilyError,
 )
+from tito_core.families.defaults import tito_resolve_template
 from tito_core.families.registry import Registry
 from tito_core.tokens import checkpoint
 from tito_core.verify.run import verify
@@ -105,6 +106,7 @@ def test_a_checkpoint_whose_template_prints_another_format_is_refused(tmp_path: 
         ({"tokenizer_config_json": {"chat_template": "a"}}, "a"),
         ({"tokenizer_config_json": {"chat_template": "a"}, "chat_template_jinja": "b"}, "b"),
         ({"tokenizer_config_json": {"chat_template": [{"name": "tool_use", "template": "a"}]}}, None),
+        ({"tokenizer_config_json": {"chat_template": {"x": "a", "default": "b"}}}, "b"),
         (
             {
                 "tokenizer_config_json": {
@@ -117,6 +119,33 @@ def test_a_checkpoint_whose_template_prints_another_format_is_refused(tmp_path: 
 )
 def test_which_chat_template_is_in_force(files: Mapping[str, Any], template: str | None, tmp_path: Path) -> None:
     assert checkpoint.read(directory(tmp_path, V32, **files)).chat_template == template
+
+
+@pytest.mark.parametrize("where", ["a list", "a mapping", "files", "files beside another"])
+def test_a_template_for_requests_with_tools_alone_is_told(where: str, tmp_path: Path) -> None:
+    """`transformers` takes it for a request with tools: then no one template renders a conversation."""
+    named = {"default": "a", "tool_use": "b"}
+    if where == "a list":
+        files: dict[str, Any] = {"chat_template": [{"name": name, "template": text} for name, text in named.items()]}
+    else:
+        files = {"chat_template": named if where == "a mapping" else "c"}
+    path = directory(tmp_path, V32, tokenizer_config_json=files)
+    if where.startswith("files"):
+        (path / "additional_chat_templates").mkdir()
+        (path / "additional_chat_templates" / "tool_use.jinja").write_text("b", encoding="utf-8")
+        (path / "chat_template.jinja").write_text("a", encoding="utf-8")
+    if where == "files beside another":
+        (path / "additional_chat_templates" / "rag.jinja").write_text("d", encoding="utf-8")
+    read = checkpoint.read(path)
+    assert (read.chat_template, "tool_use" in read.chat_template_names) == ("a", True)
+    family = tito_core.get_family("deepseekv32").model_copy(update={"template": "native"})
+    with pytest.raises(FamilyError) as caught:
+        tito_resolve_template(family, read, "tito_deepseek")
+    also = ", rag" * (where == "files beside another")
+    assert str(caught.value) == (
+        f"the family deepseekv32 renders with the checkpoint's own chat template, and {path} has several (default{also}, "
+        "tool_use), of which an engine takes tool_use for requests with tools; leave one, as chat_template.jinja"
+    )
 
 
 def test_the_special_tokens_that_a_template_may_read(tmp_path: Path) -> None:

@@ -29,14 +29,16 @@ def read(model: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"{path} has no config.json, so its model type is unknown; is it a whole checkpoint?")
     model_type = config.get("model_type")
     file, declared = "chat_template.jinja", _json(path / "tokenizer_config.json") or {}
-    template = _text(path / file)
-    if template is None:
-        file, template = "tokenizer_config.json", _template(declared.get("chat_template"))
+    files = {"default": path / file, **{one.stem: one for one in (path / "additional_chat_templates").glob("*.jinja")}}
+    named = {name: text for name, one in files.items() if (text := _text(one)) is not None}
+    if not named:
+        file, named = "tokenizer_config.json", _templates(declared.get("chat_template"))
     return Checkpoint(
         path=path,
         model_type=model_type if isinstance(model_type, str) else None,
-        chat_template=template,
+        chat_template=named.get("default"),
         chat_template_file=file,
+        chat_template_names=tuple(sorted(named)),
         special_tokens=_special_tokens(declared),
     )
 
@@ -84,12 +86,14 @@ def check_control_tokens(family: Family, encoder: Encoder, where: str, *, ids: b
             )
 
 
-def _template(declared: Any) -> str | None:
-    """The chat template of a tokenizer_config.json: one text, or several with names, of which `default` is in force."""
+def _templates(declared: Any) -> dict[str, str]:
+    """The chat templates of a tokenizer_config.json by name: one text is the default, several have names."""
+    if isinstance(declared, str):
+        return {"default": declared}
     if isinstance(declared, list):
-        named = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
-        declared = named.get("default")
-    return declared if isinstance(declared, str) else None
+        declared = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
+    named = declared.items() if isinstance(declared, dict) else ()
+    return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
 
 
 def _special_tokens(declared: dict[str, Any]) -> dict[str, str]:
