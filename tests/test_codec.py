@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 import tito_core
 from mutants import TemplateMutant, printed
@@ -157,6 +158,33 @@ def test_the_special_tokens_that_a_template_may_read(tmp_path: Path) -> None:
     }
     read = checkpoint.read(directory(tmp_path, V32, tokenizer_config_json=config, chat_template_jinja="b"))
     assert read.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({}, {"bos_token": "<s>"}),  # an older checkpoint: its tokens stand in a file of their own, which counts
+        ({"bos_token": "<t>"}, {"bos_token": "<s>"}),
+        ({"bos_token": "<t>", "added_tokens_decoder": {}}, {"bos_token": "<t>"}),
+        ({"extra_special_tokens": {"call_token": "<c>"}}, {"bos_token": "<s>", "call_token": "<c>"}),
+        ({"extra_special_tokens": ["<c>"]}, {"bos_token": "<s>"}),
+    ],
+)
+def test_where_a_checkpoint_keeps_its_special_tokens(
+    config: Mapping[str, Any], found: Mapping[str, str], tmp_path: Path
+) -> None:
+    """As `transformers` reads them, which renders an engine's prompts."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    path = directory(
+        tmp_path,
+        V32,
+        tokenizer=toy_tokenizer([], ["<s>", "<t>", "<c>"]),
+        tokenizer_config_json=config,
+        special_tokens_map_json={"bos_token": {"content": "<s>", "lstrip": False}},
+    )
+    tokens = AutoTokenizer.from_pretrained(str(path), local_files_only=True).special_tokens_map
+    assert {name: text for name, text in tokens.items() if isinstance(text, str)} == found
+    assert checkpoint.read(path).special_tokens == found
 
 
 @pytest.mark.parametrize(

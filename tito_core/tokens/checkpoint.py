@@ -39,7 +39,7 @@ def read(model: str | os.PathLike[str]) -> Checkpoint:
         chat_template=named.get("default"),
         chat_template_file=file,
         chat_template_names=tuple(sorted(named)),
-        special_tokens=_special_tokens(declared),
+        special_tokens=_special_tokens(path, declared),
     )
 
 
@@ -96,14 +96,17 @@ def _templates(declared: Any) -> dict[str, str]:
     return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
 
 
-def _special_tokens(declared: dict[str, Any]) -> dict[str, str]:
-    """The control tokens that a tokenizer_config.json gives a template to read, as text or as an added token."""
-    made = {}
-    for name, token in declared.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(text, str):
-            made[name] = text
-    return made
+def _special_tokens(path: Path, declared: dict[str, Any]) -> dict[str, str]:
+    """The control tokens that a checkpoint gives a template to read, as text or as an added token.
+
+    They stand in its tokenizer_config.json; where that lists no added tokens, in special_tokens_map.json before that.
+    """
+    if "added_tokens_decoder" not in declared:
+        declared = {**declared, **(_json(path / "special_tokens_map.json") or {})}
+    if isinstance(extra := declared.get("extra_special_tokens"), dict):
+        declared = {**declared, **extra}
+    texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in declared.items()}
+    return {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}
 
 
 def _json(path: Path) -> dict[str, Any] | None:
