@@ -217,6 +217,53 @@ def test_a_control_token_with_another_id_is_refused(tmp_path: Path) -> None:
     )
 
 
+PLAIN = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"tokenizer_config_json": {"added_tokens_decoder": {"7": {"content": "<new>", **PLAIN}}}},
+            "tokenizer_config.json has the added token '<new>', and tokenizer.json has it not",
+        ),
+        (
+            {"added_tokens_json": {"<new>": 7}},
+            "added_tokens.json has the added token '<new>', and tokenizer.json has it not",
+        ),
+        (
+            {
+                "tokenizer_config_json": {
+                    "added_tokens_decoder": {"7": {"content": "<｜User｜>", **PLAIN, "rstrip": True}}
+                }
+            },
+            "tokenizer_config.json has the added token '<｜User｜>' with rstrip, and tokenizer.json has it without",
+        ),
+    ],
+)
+def test_files_that_disagree_about_added_tokens_are_refused(
+    files: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    """`transformers`, and an engine with it, takes them from all: text of ours would be one id of theirs."""
+    path = directory(tmp_path / "m", V32, tokenizer=tokenizer_json("r1"), **files)
+    assert refused(path) == (
+        f"{path}/{said}: an engine encodes text by both; save the tokenizer with tokenizer.save_pretrained, which writes one file"
+    )
+
+
+def test_files_that_agree_about_added_tokens_are_accepted(tmp_path: Path) -> None:
+    declared = json.loads(tokenizer_json("r1").read_text(encoding="utf-8"))
+    named = {str(token.pop("id")): {**token, "normalized": True} for token in declared["added_tokens"]}
+    path = directory(
+        tmp_path / "m",
+        V32,
+        tokenizer=tokenizer_json("r1"),
+        tokenizer_config_json={"added_tokens_decoder": named},
+        added_tokens_json={"<new>": 7},  # not read where the other lists them
+    )
+    assert tito_core.load("deepseekv32", model=path).origin.warnings == ()
+
+
 def test_a_missing_control_token_is_refused(tmp_path: Path) -> None:
     path = directory(tmp_path / "m", V32, tokenizer=toy_tokenizer((), ("<|end|>",)))
     assert refused(path) == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tito_core.errors import CheckpointError
 from tito_core.families.family import NATIVE, Checkpoint, Family
@@ -15,6 +15,9 @@ __all__ = ["accept", "check_control_tokens", "check_model_type", "read"]
 
 LARGEST = 64 * 1024 * 1024
 """The largest configuration or template of a checkpoint that is read, in bytes."""
+
+FLAGS: Final = ("lstrip", "rstrip", "single_word")
+"""What an added token's match depends on beside its text."""
 
 
 def read(model: str | os.PathLike[str]) -> Checkpoint:
@@ -55,6 +58,7 @@ def check_model_type(family: Family, checkpoint: Checkpoint) -> None:
 def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str]:
     """Warnings about a checkpoint that can be used. Raises CheckpointError for one of another family."""
     check_model_type(family, checkpoint)
+    _check_added_tokens(checkpoint.path, encoder)
     check_control_tokens(family, encoder, str(checkpoint.path), ids=True)
     digest = checkpoint.chat_template_sha256
     if checkpoint.chat_template is None or digest in family.chat_template_sha256:
@@ -84,6 +88,30 @@ def check_control_tokens(family: Family, encoder: Encoder, where: str, *, ids: b
                 f"{where} has the control token {token.text!r} as id {found}, and {family.name} has it as {token.id}; "
                 "it belongs to another family"
             )
+
+
+def _check_added_tokens(path: Path, encoder: Encoder) -> None:
+    """Raises CheckpointError where another file has an added token that tokenizer.json has not, or has otherwise."""
+    known = {token.content: token for token in encoder.tokenizer.get_added_tokens_decoder().values()}
+    file = path / "tokenizer_config.json"
+    listed = (_json(file) or {}).get("added_tokens_decoder")
+    if listed is None:
+        file = path / "added_tokens.json"
+        listed = {text: {"content": text} for text in _json(file) or {}}
+    for one in listed.values() if isinstance(listed, dict) else ():
+        token = one if isinstance(one, dict) else {"content": one}
+        text, said, other = str(token.get("content")), "", "not"
+        if (ours := known.get(text)) is not None:
+            flag = next(
+                (flag for flag in FLAGS if bool(token.get(flag, getattr(ours, flag))) is not getattr(ours, flag)), None
+            )
+            if flag is None:
+                continue
+            said, other = (f" with {flag}", "without") if token[flag] else (f" without {flag}", "with")
+        raise CheckpointError(
+            f"{file} has the added token {text!r}{said}, and tokenizer.json has it {other}: an engine encodes text by both; "
+            "save the tokenizer with tokenizer.save_pretrained, which writes one file"
+        )
 
 
 def _templates(declared: Any) -> dict[str, str]:
