@@ -530,6 +530,18 @@ def test_an_entry_that_its_own_merges_never_reach_is_not_produced() -> None:
     _same(twice, "abc aabc bc")
 
 
+def test_an_entry_that_merges_are_ignored_for_is_produced() -> None:
+    """`ignore_merges`: a whole piece that is an entry is that entry, made by merges or not, and only then."""
+    declared = _toy(merges=["h e"], model_ignore_merges=True)
+    assert Encoder.from_json(json.dumps(declared).encode()).fast
+    declared["model"]["vocab"]["hello"] = len(declared["model"]["vocab"])
+    oracle = Oracle(json.dumps(declared).encode())
+    assert oracle.encoder.slow_reason == "it ignores merges for entries that no merge makes"
+    for text in ("hello", "hello hello", "hellohello", "he"):
+        _same(oracle, text)
+    assert oracle.encoder.encode_text("hello").tolist() == [257]
+
+
 def test_merging_across_a_seam_is_found_at_any_depth() -> None:
     merges = ["c d", "a b", "b cd", "e f", "cd ef", "ab cdef"]
     assert _toy_oracle(merges=merges).encoder.slow_reason is None

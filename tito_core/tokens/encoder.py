@@ -433,7 +433,10 @@ class Encoder:
         pattern = split_pattern or _split_pattern(declared["pre_tokenizer"])
         if pattern is None:
             return "its pre-tokenizer is not a single expression, and no split pattern was given"
-        ranks = _ranks(declared["model"]["vocab"], merges, self._bytes)
+        model = declared["model"]
+        if model.get("ignore_merges") and set(model["vocab"].values()) - self._plain_ids - self.added_ids:
+            return "it ignores merges for entries that no merge makes"
+        ranks = _ranks(model["vocab"], merges, self._bytes)
         if isinstance(ranks, str):
             return ranks
         try:
