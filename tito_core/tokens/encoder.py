@@ -165,6 +165,13 @@ class Encoder:
             self._plain.normalizer = self._engine.normalizer
 
         self._added = {token.text: token for token in map(_added, declared.get("added_tokens") or ()) if token.text}
+        for token in self._added.values():
+            if (found := self._engine.token_to_id(token.text)) != token.id:
+                raise EncodingError(
+                    f"the added token {token.text!r} is declared as id {token.id}, and `tokenizers` makes it {found}: other "
+                    "ids than an engine's; save the tokenizer with tokenizer.save_pretrained",
+                    id=token.id,
+                )
         self._control_patterns = tuple(
             re.compile(_trie(sorted(texts)))
             for normalized in (False, True)
