@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 import tito_core
 from mutants import TemplateMutant, printed
@@ -24,6 +25,7 @@ from tito_core.errors import (
     ThinkingError,
     UnknownFamilyError,
 )
+from tito_core.families.defaults import tito_resolve_template
 from tito_core.families.registry import Registry
 from tito_core.tokens import checkpoint
 from tito_core.verify.run import verify
@@ -105,6 +107,7 @@ def test_a_checkpoint_whose_template_prints_another_format_is_refused(tmp_path: 
         ({"tokenizer_config_json": {"chat_template": "a"}}, "a"),
         ({"tokenizer_config_json": {"chat_template": "a"}, "chat_template_jinja": "b"}, "b"),
         ({"tokenizer_config_json": {"chat_template": [{"name": "tool_use", "template": "a"}]}}, None),
+        ({"tokenizer_config_json": {"chat_template": {"x": "a", "default": "b"}}}, "b"),
         (
             {
                 "tokenizer_config_json": {
@@ -119,6 +122,33 @@ def test_which_chat_template_is_in_force(files: Mapping[str, Any], template: str
     assert checkpoint.read(directory(tmp_path, V32, **files)).chat_template == template
 
 
+@pytest.mark.parametrize("where", ["a list", "a mapping", "files", "files beside another"])
+def test_a_template_for_requests_with_tools_alone_is_told(where: str, tmp_path: Path) -> None:
+    """`transformers` takes it for a request with tools: then no one template renders a conversation."""
+    named = {"default": "a", "tool_use": "b"}
+    if where == "a list":
+        files: dict[str, Any] = {"chat_template": [{"name": name, "template": text} for name, text in named.items()]}
+    else:
+        files = {"chat_template": named if where == "a mapping" else "c"}
+    path = directory(tmp_path, V32, tokenizer_config_json=files)
+    if where.startswith("files"):
+        (path / "additional_chat_templates").mkdir()
+        (path / "additional_chat_templates" / "tool_use.jinja").write_text("b", encoding="utf-8")
+        (path / "chat_template.jinja").write_text("a", encoding="utf-8")
+    if where == "files beside another":
+        (path / "additional_chat_templates" / "rag.jinja").write_text("d", encoding="utf-8")
+    read = checkpoint.read(path)
+    assert (read.chat_template, "tool_use" in read.chat_template_names) == ("a", True)
+    family = tito_core.get_family("deepseekv32").model_copy(update={"template": "native"})
+    with pytest.raises(FamilyError) as caught:
+        tito_resolve_template(family, read, "tito_deepseek")
+    also = ", rag" * (where == "files beside another")
+    assert str(caught.value) == (
+        f"the family deepseekv32 renders with the checkpoint's own chat template, and {path} has several (default{also}, "
+        "tool_use), of which an engine takes tool_use for requests with tools; leave one, as chat_template.jinja"
+    )
+
+
 def test_the_special_tokens_that_a_template_may_read(tmp_path: Path) -> None:
     config = {
         "bos_token": "<s>",
@@ -128,6 +158,33 @@ def test_the_special_tokens_that_a_template_may_read(tmp_path: Path) -> None:
     }
     read = checkpoint.read(directory(tmp_path, V32, tokenizer_config_json=config, chat_template_jinja="b"))
     assert read.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({}, {"bos_token": "<s>"}),  # an older checkpoint: its tokens stand in a file of their own, which counts
+        ({"bos_token": "<t>"}, {"bos_token": "<s>"}),
+        ({"bos_token": "<t>", "added_tokens_decoder": {}}, {"bos_token": "<t>"}),
+        ({"extra_special_tokens": {"call_token": "<c>"}}, {"bos_token": "<s>", "call_token": "<c>"}),
+        ({"extra_special_tokens": ["<c>"]}, {"bos_token": "<s>"}),
+    ],
+)
+def test_where_a_checkpoint_keeps_its_special_tokens(
+    config: Mapping[str, Any], found: Mapping[str, str], tmp_path: Path
+) -> None:
+    """As `transformers` reads them, which renders an engine's prompts."""
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    path = directory(
+        tmp_path,
+        V32,
+        tokenizer=toy_tokenizer([], ["<s>", "<t>", "<c>"]),
+        tokenizer_config_json=config,
+        special_tokens_map_json={"bos_token": {"content": "<s>", "lstrip": False}},
+    )
+    tokens = AutoTokenizer.from_pretrained(str(path), local_files_only=True).special_tokens_map
+    assert {name: text for name, text in tokens.items() if isinstance(text, str)} == found
+    assert checkpoint.read(path).special_tokens == found
 
 
 @pytest.mark.parametrize(
@@ -158,6 +215,53 @@ def test_a_control_token_with_another_id_is_refused(tmp_path: Path) -> None:
         f"{path} has the control token '<｜User｜>' as id 128804, and deepseekv32 has it as 128803; it belongs to another "
         "family"
     )
+
+
+PLAIN = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"tokenizer_config_json": {"added_tokens_decoder": {"7": {"content": "<new>", **PLAIN}}}},
+            "tokenizer_config.json has the added token '<new>', and tokenizer.json has it not",
+        ),
+        (
+            {"added_tokens_json": {"<new>": 7}},
+            "added_tokens.json has the added token '<new>', and tokenizer.json has it not",
+        ),
+        (
+            {
+                "tokenizer_config_json": {
+                    "added_tokens_decoder": {"7": {"content": "<｜User｜>", **PLAIN, "rstrip": True}}
+                }
+            },
+            "tokenizer_config.json has the added token '<｜User｜>' with rstrip, and tokenizer.json has it without",
+        ),
+    ],
+)
+def test_files_that_disagree_about_added_tokens_are_refused(
+    files: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    """`transformers`, and an engine with it, takes them from all: text of ours would be one id of theirs."""
+    path = directory(tmp_path / "m", V32, tokenizer=tokenizer_json("r1"), **files)
+    assert refused(path) == (
+        f"{path}/{said}: an engine encodes text by both; save the tokenizer with tokenizer.save_pretrained, which writes one file"
+    )
+
+
+def test_files_that_agree_about_added_tokens_are_accepted(tmp_path: Path) -> None:
+    declared = json.loads(tokenizer_json("r1").read_text(encoding="utf-8"))
+    named = {str(token.pop("id")): {**token, "normalized": True} for token in declared["added_tokens"]}
+    path = directory(
+        tmp_path / "m",
+        V32,
+        tokenizer=tokenizer_json("r1"),
+        tokenizer_config_json={"added_tokens_decoder": named},
+        added_tokens_json={"<new>": 7},  # not read where the other lists them
+    )
+    assert tito_core.load("deepseekv32", model=path).origin.warnings == ()
 
 
 def test_a_missing_control_token_is_refused(tmp_path: Path) -> None:

@@ -457,7 +457,8 @@ def test_half_a_character_decodes_to_its_bytes() -> None:
 
 
 def test_ids_that_the_vocabulary_lacks_raise() -> None:
-    declared = _toy(added=[{"content": "<a>", "id": 300}])
+    declared = _toy()
+    declared["model"]["vocab"]["xyz"] = 300
     encoder = Encoder.from_json(json.dumps(declared).encode())
     assert encoder.size == 301
     for wrong in (-1, 301, 299, 2**40):
@@ -473,7 +474,7 @@ def test_ids_that_the_vocabulary_lacks_raise() -> None:
         with pytest.raises(EncodingError, match=r"^ids must be one row of integers, not "):
             encoder.decode(shape)  # type: ignore[arg-type]
     assert encoder.decode([]) == ""
-    assert encoder.token_bytes(300) == b"<a>"
+    assert encoder.token_bytes(300) == b"xyz"
 
 
 def test_many_ids_decode_to_one_text() -> None:
@@ -528,6 +529,18 @@ def test_an_entry_that_its_own_merges_never_reach_is_not_produced() -> None:
     twice = _toy_oracle(merges=["a b", "b c", "a bc", "ab c"])
     assert twice.encoder.slow_reason == "several of its merges make the same entry"
     _same(twice, "abc aabc bc")
+
+
+def test_an_entry_that_merges_are_ignored_for_is_produced() -> None:
+    """`ignore_merges`: a whole piece that is an entry is that entry, made by merges or not, and only then."""
+    declared = _toy(merges=["h e"], model_ignore_merges=True)
+    assert Encoder.from_json(json.dumps(declared).encode()).fast
+    declared["model"]["vocab"]["hello"] = len(declared["model"]["vocab"])
+    oracle = Oracle(json.dumps(declared).encode())
+    assert oracle.encoder.slow_reason == "it ignores merges for entries that no merge makes"
+    for text in ("hello", "hello hello", "hellohello", "he"):
+        _same(oracle, text)
+    assert oracle.encoder.encode_text("hello").tolist() == [257]
 
 
 def test_merging_across_a_seam_is_found_at_any_depth() -> None:
@@ -714,6 +727,30 @@ def test_tokenizers_that_are_not_supported_raise_at_load(changes: dict[str, Any]
 def test_what_is_no_tokenizer_json_raises(data: bytes) -> None:
     with pytest.raises(EncodingError, match=r"^this is not a tokenizer.json that `tokenizers` can read: "):
         Encoder.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ([{"content": "<a>", "id": 300}], "'<a>' is declared as id 300, and `tokenizers` makes it 260"),
+        ([{"content": "hello", "id": 300}], "'hello' is declared as id 300, and `tokenizers` makes it 259"),
+        (
+            [{"content": "<a>", "id": 261}, {"content": "<b>", "id": 260}],
+            "'<a>' is declared as id 261, and `tokenizers` makes it 260",
+        ),
+        ([{"content": "<a>"}, {"content": "<a>"}], "'<a>' is declared as id 261, and `tokenizers` makes it 260"),
+    ],
+)
+def test_an_added_token_whose_id_is_not_its_declared_one_raises(added: list[dict[str, Any]], said: str) -> None:
+    """`tokenizers` counts on from the model's entries in the order of the file, and keeps the id of an entry."""
+    data = json.dumps(_toy(added=added)).encode()
+    token = added[0]
+    assert f"makes it {Tokenizer.from_buffer(data).token_to_id(token['content'])}" in said
+    with pytest.raises(EncodingError) as caught:
+        Encoder.from_json(data)
+    assert str(caught.value) == (
+        f"the added token {said}: other ids than an engine's; save the tokenizer with tokenizer.save_pretrained"
+    )
 
 
 def test_truncation_and_padding_of_the_file_are_not_applied() -> None:

@@ -518,8 +518,8 @@ def test_a_checkpoints_special_tokens_are_the_templates_own() -> None:
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "odd_token": "x"}
     made = JinjaRenderer("{{ bos_token }}{{ odd_token }}{{ messages[0].content }}", "small", tokens)
     rendered = made.render(HELLO, tools=(), kwargs={})
-    assert [(span.source, text) for span, text in spelt(rendered)] == [("template", "<s>"), ("content", "hi")]
-    assert made.render(HELLO, tools=(), kwargs={"bos_token": "<S>"}).text == "<S>hi"
+    assert [(span.source, text) for span, text in spelt(rendered)] == [("template", "<s>x"), ("content", "hi")]
+    assert made.render(HELLO, tools=(), kwargs={"bos_token": "<S>"}).text == "<S>xhi"
 
 
 def test_whose_the_templates_words_are() -> None:

@@ -317,6 +317,21 @@ ROLES = "it must be one of assistant, developer, system, tool, user"
             {"index": 1, "role": "assistant"},
         ),
         (
+            {**user(), "content_blocks": [{"type": "text", "text": "x"}]},
+            "(user) has content_blocks, which no template prints; use content",
+            {"index": 1, "role": "user"},
+        ),
+        (
+            {**user(), "task": "title"},
+            "(user) has task, which no template prints; leave it out",
+            {"index": 1, "role": "user"},
+        ),
+        (
+            {"role": "assistant", "content": "", "wo_eos": True},
+            "(assistant) has wo_eos, which no template prints; leave it out",
+            {"index": 1, "role": "assistant"},
+        ),
+        (
             {**user(), "name": 7},
             "(user) has the name 7, a int; it must be a string",
             {"index": 1, "role": "user"},

@@ -86,7 +86,7 @@ def test_revisions(revision: str) -> None:
 
 @pytest.mark.parametrize("roles", [{"user"}, {"tool", "user"}, {"tool"}, {"system", "user"}, {"user", "assistant"}])
 def test_narrowed_roles_shorten_generation_and_schedule(roles: set[str]) -> None:
-    report = verify(append_roles=roles, conversations=25, sessions=8)
+    report = verify(append_roles=roles, conversations=25, sessions=24)
     assert (report.exit_code, report.failures) == (0, ())
     driven = set(report.sessions.actions)
     assert ("tool_results" in driven) == ("tool" in roles)

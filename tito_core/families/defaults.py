@@ -39,6 +39,12 @@ def tito_resolve_template(family: Family, checkpoint: Checkpoint | None, package
                 f"the family {family.name} renders with the checkpoint's own chat template, and {checkpoint.path} has "
                 "none, neither as chat_template.jinja nor in tokenizer_config.json"
             )
+        if "tool_use" in checkpoint.chat_template_names:
+            raise FamilyError(
+                f"the family {family.name} renders with the checkpoint's own chat template, and {checkpoint.path} has "
+                f"several ({', '.join(checkpoint.chat_template_names)}), of which an engine takes tool_use for requests "
+                "with tools; leave one, as chat_template.jinja"
+            )
         file = str(checkpoint.path / checkpoint.chat_template_file)
         return Template.of_text(checkpoint.chat_template, file, checkpoint.special_tokens)
     if ":" in family.template:

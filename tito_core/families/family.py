@@ -643,12 +643,16 @@ class Template(Declaration):
 
 
 class Checkpoint(Declaration):
-    """A directory in Hugging Face layout, as far as choosing a template needs it."""
+    """A directory in Hugging Face layout, as far as choosing a template needs it.
+
+    `chat_template_names` are those that its chat templates go by; `default` is the one in force, `chat_template`.
+    """
 
     path: Path
     model_type: str | None = None
     chat_template: str | None = None
     chat_template_file: str = "chat_template.jinja"
+    chat_template_names: tuple[str, ...] = ()
     special_tokens: Annotated[dict[str, str], FROZEN] = {}
 
     @property

@@ -51,10 +51,8 @@ SHORT_TEXT: Final = 256
 SKELETONS: Final = 1024
 """How many shapes a renderer remembers."""
 
-SPECIAL_TOKENS: Final = frozenset(
-    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "image", "audio", "video")
-)
-"""The kwargs that hold control tokens: what a template prints of them is structure. Any other text is a caller's."""
+SPECIAL_TOKEN: Final = "_token"
+"""How the kwargs that hold control tokens end: what a template prints of them is structure. Any other text is a caller's."""
 
 _GIVEN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -89,8 +87,7 @@ class JinjaRenderer:
         self._skeletons: dict[Any, _Skeleton | Literal["new", "once"] | None] = {}
         self.kwargs = frozenset(read - _GIVEN - set(environment.globals))
         """The names that the template reads beside what every render gives it."""
-        tokens = {name: one for name, one in (special_tokens or {}).items() if name in SPECIAL_TOKENS}
-        self._tokens = {name: one for name, one in tokens.items() if name in self.kwargs}
+        self._tokens = {name: one for name, one in (special_tokens or {}).items() if name in self.kwargs}
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Rendered:
         if unknown := sorted(set(kwargs) - self.kwargs):
@@ -479,7 +476,7 @@ def _variables(
         return chat(made, index)
 
     return {
-        **{key: data(value, TEMPLATE if key in SPECIAL_TOKENS else -1) for key, value in kwargs.items()},
+        **{key: data(value, TEMPLATE if key.endswith(SPECIAL_TOKEN) else -1) for key, value in kwargs.items()},
         "messages": [message(index, one) for index, one in enumerate(messages)],
         "tools": [data(one.dump(), -1) for one in tools] or None,
         "documents": None,

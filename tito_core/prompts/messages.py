@@ -88,6 +88,13 @@ class Message:
         return {"role": self.role, "content": content, **{key: value for key, value in parts.items() if value}}
 
 
+_UNPRINTED: Final = {
+    "function_call": "use tool_calls",
+    "content_blocks": "use content",
+    "task": "leave it out",
+    "wo_eos": "leave it out",
+}
+"""What published encoders or older clients know of a message, and would be lost in silence."""
 _FIELDS: Final = ("role", "content", "tool_calls", "tool_call_id", "tools", "response_format", "name")
 
 
@@ -143,10 +150,9 @@ def _message(message: Any, index: int, joiner: str) -> Message:
             role=role,
         )
     where = f"message {index} ({role})"
-    if message.get("function_call") is not None:
-        raise MessageError(
-            f"{where} has function_call, which no template prints; use tool_calls", index=index, role=role
-        )
+    for key, instead in _UNPRINTED.items():
+        if message.get(key) not in (None, False):
+            raise MessageError(f"{where} has {key}, which no template prints; {instead}", index=index, role=role)
     reasoning = _reasoning(message, where, index, role)
     if message.get("tool_calls") and role != "assistant":
         raise MessageError(f"{where} has tool_calls; only an assistant makes calls", index=index, role=role)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tito_core.errors import CheckpointError
 from tito_core.families.family import NATIVE, Checkpoint, Family
@@ -15,6 +15,9 @@ __all__ = ["accept", "check_control_tokens", "check_model_type", "read"]
 
 LARGEST = 64 * 1024 * 1024
 """The largest configuration or template of a checkpoint that is read, in bytes."""
+
+FLAGS: Final = ("lstrip", "rstrip", "single_word")
+"""What an added token's match depends on beside its text."""
 
 
 def read(model: str | os.PathLike[str]) -> Checkpoint:
@@ -29,15 +32,17 @@ def read(model: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"{path} has no config.json, so its model type is unknown; is it a whole checkpoint?")
     model_type = config.get("model_type")
     file, declared = "chat_template.jinja", _json(path / "tokenizer_config.json") or {}
-    template = _text(path / file)
-    if template is None:
-        file, template = "tokenizer_config.json", _template(declared.get("chat_template"))
+    files = {"default": path / file, **{one.stem: one for one in (path / "additional_chat_templates").glob("*.jinja")}}
+    named = {name: text for name, one in files.items() if (text := _text(one)) is not None}
+    if not named:
+        file, named = "tokenizer_config.json", _templates(declared.get("chat_template"))
     return Checkpoint(
         path=path,
         model_type=model_type if isinstance(model_type, str) else None,
-        chat_template=template,
+        chat_template=named.get("default"),
         chat_template_file=file,
-        special_tokens=_special_tokens(declared),
+        chat_template_names=tuple(sorted(named)),
+        special_tokens=_special_tokens(path, declared),
     )
 
 
@@ -53,6 +58,7 @@ def check_model_type(family: Family, checkpoint: Checkpoint) -> None:
 def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str]:
     """Warnings about a checkpoint that can be used. Raises CheckpointError for one of another family."""
     check_model_type(family, checkpoint)
+    _check_added_tokens(checkpoint.path, encoder)
     check_control_tokens(family, encoder, str(checkpoint.path), ids=True)
     digest = checkpoint.chat_template_sha256
     if checkpoint.chat_template is None or digest in family.chat_template_sha256:
@@ -84,22 +90,51 @@ def check_control_tokens(family: Family, encoder: Encoder, where: str, *, ids: b
             )
 
 
-def _template(declared: Any) -> str | None:
-    """The chat template of a tokenizer_config.json: one text, or several with names, of which `default` is in force."""
+def _check_added_tokens(path: Path, encoder: Encoder) -> None:
+    """Raises CheckpointError where another file has an added token that tokenizer.json has not, or has otherwise."""
+    known = {token.content: token for token in encoder.tokenizer.get_added_tokens_decoder().values()}
+    file = path / "tokenizer_config.json"
+    listed = (_json(file) or {}).get("added_tokens_decoder")
+    if listed is None:
+        file = path / "added_tokens.json"
+        listed = {text: {"content": text} for text in _json(file) or {}}
+    for one in listed.values() if isinstance(listed, dict) else ():
+        token = one if isinstance(one, dict) else {"content": one}
+        text, said, other = str(token.get("content")), "", "not"
+        if (ours := known.get(text)) is not None:
+            flag = next(
+                (flag for flag in FLAGS if bool(token.get(flag, getattr(ours, flag))) is not getattr(ours, flag)), None
+            )
+            if flag is None:
+                continue
+            said, other = (f" with {flag}", "without") if token[flag] else (f" without {flag}", "with")
+        raise CheckpointError(
+            f"{file} has the added token {text!r}{said}, and tokenizer.json has it {other}: an engine encodes text by both; "
+            "save the tokenizer with tokenizer.save_pretrained, which writes one file"
+        )
+
+
+def _templates(declared: Any) -> dict[str, str]:
+    """The chat templates of a tokenizer_config.json by name: one text is the default, several have names."""
+    if isinstance(declared, str):
+        return {"default": declared}
     if isinstance(declared, list):
-        named = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
-        declared = named.get("default")
-    return declared if isinstance(declared, str) else None
+        declared = {one.get("name"): one.get("template") for one in declared if isinstance(one, dict)}
+    named = declared.items() if isinstance(declared, dict) else ()
+    return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
 
 
-def _special_tokens(declared: dict[str, Any]) -> dict[str, str]:
-    """The control tokens that a tokenizer_config.json gives a template to read, as text or as an added token."""
-    made = {}
-    for name, token in declared.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(text, str):
-            made[name] = text
-    return made
+def _special_tokens(path: Path, declared: dict[str, Any]) -> dict[str, str]:
+    """The control tokens that a checkpoint gives a template to read, as text or as an added token.
+
+    They stand in its tokenizer_config.json; where that lists no added tokens, in special_tokens_map.json before that.
+    """
+    if "added_tokens_decoder" not in declared:
+        declared = {**declared, **(_json(path / "special_tokens_map.json") or {})}
+    if isinstance(extra := declared.get("extra_special_tokens"), dict):
+        declared = {**declared, **extra}
+    texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in declared.items()}
+    return {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -165,6 +165,13 @@ class Encoder:
             self._plain.normalizer = self._engine.normalizer
 
         self._added = {token.text: token for token in map(_added, declared.get("added_tokens") or ()) if token.text}
+        for token in self._added.values():
+            if (found := self._engine.token_to_id(token.text)) != token.id:
+                raise EncodingError(
+                    f"the added token {token.text!r} is declared as id {token.id}, and `tokenizers` makes it {found}: other "
+                    "ids than an engine's; save the tokenizer with tokenizer.save_pretrained",
+                    id=token.id,
+                )
         self._control_patterns = tuple(
             re.compile(_trie(sorted(texts)))
             for normalized in (False, True)
@@ -433,7 +440,10 @@ class Encoder:
         pattern = split_pattern or _split_pattern(declared["pre_tokenizer"])
         if pattern is None:
             return "its pre-tokenizer is not a single expression, and no split pattern was given"
-        ranks = _ranks(declared["model"]["vocab"], merges, self._bytes)
+        model = declared["model"]
+        if model.get("ignore_merges") and set(model["vocab"].values()) - self._plain_ids - self.added_ids:
+            return "it ignores merges for entries that no merge makes"
+        ranks = _ranks(model["vocab"], merges, self._bytes)
         if isinstance(ranks, str):
             return ranks
         try:

@@ -249,7 +249,7 @@ class Agent:
             return
         try:
             found = session.prepare(messages, tools=self._tools).parent
-        except GateError:
+        except (GateError, SessionError):
             return
         if found is last:
             raise Broken(what, message_index=last.length - 1)
