@@ -136,7 +136,13 @@ class HTTPEngine:
 
     def post(self, path: str, body: Mapping[str, Any], request: Request | None = None) -> dict[str, Any]:
         """The JSON object that the engine answers. Raises EngineError."""
-        return self._asked(path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), request)
+        try:
+            data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError as cause:
+            raise EngineError(
+                f"a request is no JSON ({cause}); give plain values in sampling and fields", kind="usage"
+            ) from None
+        return self._asked(path, data, request)
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object that the engine answers where nothing is sent. Raises EngineError."""
@@ -222,6 +228,12 @@ class HTTPEngine:
                 f"returned {len(ids) - first} ids after the stop token {matched} at {first - 1}, which nobody may train "
                 "on; serve without speculation, or with a release that cuts them off",
                 first_index=first,
+            )
+        if isinstance(matched, int) and matched not in ids:
+            raise self.error(
+                "answer",
+                f"was ended by the stop token {matched} and did not return it among its {len(ids)} ids, so it would never be "
+                "trained; serve with a release that returns it",
             )
         kept = {key: value for key, value in meta.items() if value is not None}
         stop = matched if isinstance(matched, str) else None
