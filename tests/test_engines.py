@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import threading
 import time
@@ -631,6 +632,21 @@ def test_closing_cancels_and_refuses(fake: Fake) -> None:
     engine.close()
     kind, text, _ = refused(engine)
     assert (kind, text) == ("cancelled", "was closed; open another engine")
+
+
+def test_a_forked_process_opens_its_own(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sglang(fake) as engine:
+        here = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert refused(engine) == (
+            "usage",
+            f"was opened by process {here}, from which this one (-1) forked, and its thread is not here; open one in each process",
+            {},
+        )
+        engine.cancel()
+        engine.close()
+        monkeypatch.undo()
+        assert engine.complete(asked(), max_tokens=8).finish_reason == "stop"
 
 
 def test_no_more_calls_at_once_than_told(fake: Fake) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import threading
@@ -82,6 +83,7 @@ class HTTPEngine:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
         )
         self._slots = asyncio.Semaphore(concurrency)
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._calls: dict[Future[tuple[int, bytes]], Request | None] = {}
         self._loop = asyncio.new_event_loop()
@@ -114,7 +116,9 @@ class HTTPEngine:
             call.cancel()
 
     def close(self) -> None:
-        """Cancels what is in flight and lets the connections go. Harmless a second time."""
+        """Cancels what is in flight and lets the connections go. Harmless a second time, and in a process that forked."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._loop.is_closed():
                 return
@@ -149,6 +153,12 @@ class HTTPEngine:
         return self._asked(path, None, None)
 
     def _asked(self, path: str, data: bytes | None, request: Request | None) -> dict[str, Any]:
+        if os.getpid() != self._process:  # before the lock, which may have been held when the process forked
+            raise self.error(
+                "usage",
+                f"was opened by process {self._process}, from which this one ({os.getpid()}) forked, and its thread is not here; "
+                "open one in each process",
+            )
         with self._lock:
             if self._loop.is_closed():
                 raise self.error("cancelled", "was closed; open another engine")
