@@ -76,6 +76,39 @@ REFUSED = (
         for kind in ("EAGLE3", "STANDALONE")
     ),
     Ruled(
+        "drafted",
+        recipe(eagle(algorithm="NGRAM")),
+        "eagle_topk is 1 and speculative-ngram-max-bfs-breadth is 10: NGRAM takes that for its top-k, whatever it is told; give "
+        "the same",
+        None,
+        but="it is taken, and eagle_topk is 10",
+    ),
+    Ruled(
+        "drafted",
+        recipe(eagle(topk=10, algorithm="ngram"), arguments={"speculative-ngram-max-bfs-breadth": 4}),
+        "eagle_topk is 10 and speculative-ngram-max-bfs-breadth is 4: NGRAM takes that for its top-k, whatever it is told; give "
+        "the same",
+        None,
+        but="it is taken, and eagle_topk is 4",
+    ),
+    Ruled(
+        "tree",
+        recipe(eagle(steps=2, topk=4, drafts=22)),
+        "num_draft_tokens is 22, num_steps is 2 and eagle_topk is 4: so many steps draft 20 tokens, and the root is one more; "
+        "give 21 at most",
+        None,
+        but="it is taken, and fails when it drafts",
+    ),
+    Ruled(
+        "tree",
+        recipe(
+            eagle(topk=10, drafts=12, algorithm="NGRAM"), arguments={"page-size": 64, "attention-backend": "triton"}
+        ),
+        "eagle_topk is 10 and page-size is 64, with attention-backend triton: with pages of more than one token a tree is "
+        "drafted by flashinfer only; name one, or give page-size 1",
+        r"This combination is only supported for the 'flashinfer' backend",
+    ),
+    Ruled(
         "tree",
         recipe(eagle(topk=4, drafts=8), arguments={"page-size": 64}),
         "eagle_topk is 4 and page-size is 64, with attention-backend unset: with pages of more than one token a tree is "
@@ -268,6 +301,20 @@ REFUSED = (
         "standalone speculative decoding does not support dp attention",
     ),
     Ruled(
+        "standalone",
+        recipe(eagle(topk=10, drafts=12, algorithm="NGRAM"), tensor_parallel=2, attention_data_parallel=2),
+        "it speculates with NGRAM and attention_data_parallel is 2, which SGLang refuses; give 1, or another algorithm",
+        "ngram speculative decoding does not support dp attention",
+    ),
+    Ruled(
+        "standalone",
+        recipe(eagle(1, 1, 5, "DSPARK"), tensor_parallel=2, attention_data_parallel=2),
+        "it speculates with DSPARK and attention_data_parallel is 2, which SGLang starts with enable-dp-lm-head only; say it, or "
+        "give 1",
+        None,
+        but="DSPARK is refused on a CPU",
+    ),
+    Ruled(
         "mixed",
         recipe(eagle(algorithm="STANDALONE", draft_model="d"), arguments={"enable-mixed-chunk": True}),
         "it speculates with STANDALONE and has enable-mixed-chunk, which SGLang turns off untold; leave it out, or speculate "
@@ -311,6 +358,9 @@ TAKEN = (
     (recipe(eagle(), arguments=LORA), Deployment(version="0.5.23")),
     (recipe(eagle(), arguments=LORA), Deployment(version="0.5.23+rocm700")),
     (recipe(eagle(topk=4, drafts=8), arguments={"page-size": "1"}), Deployment()),
+    (recipe(eagle(steps=2, topk=4, drafts=21)), Deployment()),
+    (recipe(eagle(topk=10, drafts=12, algorithm="NGRAM")), Deployment()),
+    (recipe(eagle(topk=1, algorithm="NGRAM"), arguments={"speculative-ngram-max-bfs-breadth": "1"}), Deployment()),
     (recipe(tensor_parallel=8, arguments={"moe-a2a-backend": "deepep"}), Deployment()),
 )
 """What every rule lets through, each beside something refused; and SGLang takes it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import threading
 import time
@@ -447,6 +448,19 @@ NO_LOGPROBS = "it must be an SGLang whose speculation returns log-probs, or serv
             {"first_index": 2},
         ),
         (
+            lambda path, body: chat(
+                [3001, 3002],
+                body["input_ids"],
+                meta_info={
+                    "finish_reason": {"type": "stop", "matched": EOS},
+                    "output_token_logprobs": [[0, one, ""] for one in (3001, 3002)],
+                },
+            ),
+            "was ended by the stop token 1 and did not return it among its 2 ids, so it would never be trained; serve with a "
+            "release that returns it",
+            {},
+        ),
+        (
             lambda path, body: {"choices": []},
             'answered without one choice: {"choices":[]}; is it this kind of engine?',
             {},
@@ -620,6 +634,21 @@ def test_closing_cancels_and_refuses(fake: Fake) -> None:
     assert (kind, text) == ("cancelled", "was closed; open another engine")
 
 
+def test_a_forked_process_opens_its_own(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sglang(fake) as engine:
+        here = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert refused(engine) == (
+            "usage",
+            f"was opened by process {here}, from which this one (-1) forked, and its thread is not here; open one in each process",
+            {},
+        )
+        engine.cancel()
+        engine.close()
+        monkeypatch.undo()
+        assert engine.complete(asked(), max_tokens=8).finish_reason == "stop"
+
+
 def test_no_more_calls_at_once_than_told(fake: Fake) -> None:
     gate = threading.Barrier(2)
 
@@ -633,10 +662,17 @@ def test_no_more_calls_at_once_than_told(fake: Fake) -> None:
     assert (done, fake.busiest) == (["stop"] * 8, 2)
 
 
-def test_what_tito_sets_can_t_be_set(fake: Fake) -> None:
+def test_what_can_t_be_sent(fake: Fake) -> None:
     with sglang(fake) as engine, pytest.raises(EngineError) as caught:
         engine.complete(asked(), max_tokens=8, sampling={"logprobs": False})
     assert str(caught.value) == "logprobs is set by tito itself in every request; leave it out"
+    with sglang(fake) as engine, pytest.raises(EngineError) as caught:
+        engine.complete(asked(), max_tokens=8, sampling={"temperature": object()})
+    assert (str(caught.value), caught.value.where, fake.seen) == (
+        "a request is no JSON (Type is not JSON serializable: object); give plain values in sampling and fields",
+        {"kind": "usage"},
+        [],
+    )
     with pytest.raises(EngineError) as caught:
         SGLangEngine("localhost:30000")
     assert str(caught.value) == "the engine's URL is 'localhost:30000'; it looks like http://127.0.0.1:30000"

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -336,15 +337,33 @@ def test_rewards_and_metadata() -> None:
     assert [turn.reward for turn in first.turns] == [1, None]
 
 
-@pytest.mark.parametrize("reward", ["1", float("nan"), float("-inf"), np.float32(1), 10**400, [1.0]])
+@pytest.mark.parametrize("reward", [np.float32(0.5), np.float16(0.5), np.float64(0.5), np.int64(2), Fraction(1, 2)])
+def test_a_reward_of_any_kind_of_number_is_kept_as_a_plain_one(reward: Any) -> None:
+    session = branched()
+    (theirs,) = session.samples(select="latest", rewards={session.turns[0].completion.id: reward})
+
+    def setting(samples: Sequence[Sample], rewards: Any, metadata: Any) -> list[Sample]:
+        return [
+            dataclasses.replace(one, turns=tuple(dataclasses.replace(turn, reward=reward) for turn in one.turns))
+            for one in samples
+        ]
+
+    (own,) = session.samples(select="latest", finish=setting)
+    for sample in (theirs, own):
+        assert (type(sample.turns[0].reward), sample.turns[0].reward) == (float, float(reward))
+        (again,) = tito_core.from_jsonl(tito_core.to_jsonl([sample]))
+        assert again.turns == sample.turns
+
+
+@pytest.mark.parametrize("reward", ["1", float("nan"), np.float32("-inf"), np.bool_(True), np.ones(1), 10**400, [1.0]])
 def test_a_reward_is_a_finite_number(reward: Any) -> None:
     session = branched()
     identity = session.turns[0].completion.id
     with pytest.raises(SessionError) as error:
         session.samples(select="leaves", rewards={identity: reward})
     assert str(error.value) == (
-        f"rewards gives completion {identity} {reward!r:.80}, a {type(reward).__name__}; it must be a finite float or int, "
-        "or None for none"
+        f"rewards gives completion {identity} {reward!r:.80}, a {type(reward).__name__}; it must be a finite number, or "
+        "None for none"
     )
 
     def setting(samples: Sequence[Sample], rewards: Any, metadata: Any) -> list[Sample]:

@@ -701,6 +701,33 @@ def test_what_is_recognised_without_normalising_is_what_normalising_shows(change
         assert quick == slow
 
 
+def test_what_was_matched_before_is_not_normalised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's own spelling is read once: a prompt costs what is new in it, not its history."""
+    session, messages, read = codec().session(), [user("q")], list[int]()
+    normalise = Codec.normalise
+
+    def counted(self: Codec, sent: Any, **more: Any) -> Any:
+        read.append(len(sent))
+        return normalise(self, sent, **more)
+
+    monkeypatch.setattr(Codec, "normalise", counted)
+    for number in range(5):
+        read.clear()
+        turn = session.commit(session.prepare(messages, tools=[TOOL]), said(calling(f"c{number}")))
+        assert sum(read) <= 5  # of the newest turn two, the result that is appended twice, and the reply
+        theirs = {**calling(f"other{number}"), "content": [{"type": "text", "text": ""}]}
+        messages += [theirs, result(f"other{number}", f"R{number}")]
+    assert [one.number for one in turn.line] == [0, 1, 2, 3, 4]
+    assert session.prepare([*messages, user("u")]).parent is turn
+    messages[1]["tool_calls"][0]["id"] = "renamed"
+    with pytest.raises(MessageError, match=r"^message 2 \(tool\) has the tool_call_id 'other0', which message 1 "):
+        session.prepare([*messages, user("u")])
+    messages[2]["tool_call_id"] = "renamed"
+    assert session.prepare([*messages, user("u")]).parent is turn
+    messages[1]["content"][0]["text"] = "more"
+    assert session.prepare([*messages, user("u")]).parent is None
+
+
 def by_role(stored: Message, sent: Message) -> bool:
     return stored.role == sent.role
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import threading
@@ -82,6 +83,7 @@ class HTTPEngine:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
         )
         self._slots = asyncio.Semaphore(concurrency)
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._calls: dict[Future[tuple[int, bytes]], Request | None] = {}
         self._loop = asyncio.new_event_loop()
@@ -114,7 +116,9 @@ class HTTPEngine:
             call.cancel()
 
     def close(self) -> None:
-        """Cancels what is in flight and lets the connections go. Harmless a second time."""
+        """Cancels what is in flight and lets the connections go. Harmless a second time, and in a process that forked."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._loop.is_closed():
                 return
@@ -136,13 +140,25 @@ class HTTPEngine:
 
     def post(self, path: str, body: Mapping[str, Any], request: Request | None = None) -> dict[str, Any]:
         """The JSON object that the engine answers. Raises EngineError."""
-        return self._asked(path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), request)
+        try:
+            data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError as cause:
+            raise EngineError(
+                f"a request is no JSON ({cause}); give plain values in sampling and fields", kind="usage"
+            ) from None
+        return self._asked(path, data, request)
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object that the engine answers where nothing is sent. Raises EngineError."""
         return self._asked(path, None, None)
 
     def _asked(self, path: str, data: bytes | None, request: Request | None) -> dict[str, Any]:
+        if os.getpid() != self._process:  # before the lock, which may have been held when the process forked
+            raise self.error(
+                "usage",
+                f"was opened by process {self._process}, from which this one ({os.getpid()}) forked, and its thread is not here; "
+                "open one in each process",
+            )
         with self._lock:
             if self._loop.is_closed():
                 raise self.error("cancelled", "was closed; open another engine")
@@ -222,6 +238,12 @@ class HTTPEngine:
                 f"returned {len(ids) - first} ids after the stop token {matched} at {first - 1}, which nobody may train "
                 "on; serve without speculation, or with a release that cuts them off",
                 first_index=first,
+            )
+        if isinstance(matched, int) and matched not in ids:
+            raise self.error(
+                "answer",
+                f"was ended by the stop token {matched} and did not return it among its {len(ids)} ids, so it would never be "
+                "trained; serve with a release that returns it",
             )
         kept = {key: value for key, value in meta.items() if value is not None}
         stop = matched if isinstance(matched, str) else None

@@ -89,7 +89,8 @@ BESIDE: Final = ("EAGLE3", "STANDALONE", "DFLASH")
 MIXING: Final = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 """Algorithms beside which `enable-mixed-chunk` stays (0.5.23, `speculative/spec_info.py`)."""
 TREES: Final = ("flashinfer", "fa3", "triton")
-"""Attention backends that draft a tree over pages of several tokens."""
+"""Attention backends that draft a tree over pages of several tokens; the first one NGRAM's too."""
+BREADTH: Final = "speculative-ngram-max-bfs-breadth"
 LORA_LISTED: Final = {READ: ("EAGLE", "EAGLE3", "DFLASH", "DSPARK", "NGRAM")}
 """What speculates beside LoRA, by the releases that list it: the adapter is the target's alone, the draft has none."""
 PIPELINED: Final = {READ: ("EAGLE",), "0.5.14": ()}
@@ -117,8 +118,9 @@ def _version(deployment: Deployment) -> str | None:
 
 def drafted(recipe: Recipe, deployment: Deployment) -> str | None:
     """A chain of drafts is one token longer than its steps: with top-k 1 SGLang sets the number so, with a warning
-    (`_handle_eagle_family`). A block is one step of top-k 1, which it sets too (`_handle_dflash`, `_handle_dspark`). Without
-    a draft model DFLASH does not start, and the others load the checkpoint for its own (`TpModelWorker`)."""
+    (`_handle_eagle_family`). A block is one step of top-k 1, which it sets too (`_handle_dflash`, `_handle_dspark`), and
+    so it does with the top-k of what looks drafts up (`_handle_ngram`). Without a draft model DFLASH does not start, and
+    others load the checkpoint for its own (`TpModelWorker`)."""
     one, kind = recipe.speculative, algorithm(recipe)
     if one is None:
         return None
@@ -136,25 +138,39 @@ def drafted(recipe: Recipe, deployment: Deployment) -> str | None:
             f"num_steps is {one.num_steps} and eagle_topk is {one.eagle_topk}: {kind} drafts a block at once, and SGLang sets "
             "both to 1, whatever it is told; give 1 and 1"
         )
+    breadth = recipe.arguments.get(BREADTH) or 10
+    if kind == "NGRAM" and str(breadth) != str(one.eagle_topk):
+        return (
+            f"eagle_topk is {one.eagle_topk} and {BREADTH} is {breadth}: NGRAM takes that for its top-k, whatever it is told; "
+            "give the same"
+        )
     return None
 
 
 def tree(recipe: Recipe, deployment: Deployment) -> str | None:
-    """Top-k more than 1 is a tree, which few attention backends can draft (`_handle_eagle_family`)."""
-    one, page = recipe.speculative, recipe.arguments.get("page-size") or 1
-    if one is None or one.eagle_topk == 1 or algorithm(recipe) not in CHAINS:
+    """Top-k more than 1 is a tree, which few attention backends can draft (`_handle_eagle_family`, `_handle_ngram`), of no
+    more tokens than its steps draft (`organize_draft_results`)."""
+    one, kind, page = recipe.speculative, algorithm(recipe), recipe.arguments.get("page-size") or 1
+    if one is None or one.eagle_topk == 1 or kind not in (*CHAINS, "NGRAM"):
         return None
+    drafts = one.eagle_topk + (one.num_steps - 1) * one.eagle_topk**2
+    if kind in CHAINS and one.num_draft_tokens > drafts + 1:
+        return (
+            f"num_draft_tokens is {one.num_draft_tokens}, num_steps is {one.num_steps} and eagle_topk is {one.eagle_topk}: so "
+            f"many steps draft {drafts} tokens, and the root is one more; give {drafts + 1} at most"
+        )
+    trees = TREES if kind in CHAINS else TREES[:1]
     backends = {name: recipe.arguments[name] for name in BACKENDS if recipe.arguments.get(name)}
-    if "trtllm_mha" in backends.values():
+    if kind in CHAINS and "trtllm_mha" in backends.values():
         name = next(name for name, backend in backends.items() if backend == "trtllm_mha")
         return (
             f"eagle_topk is {one.eagle_topk} and {name} is trtllm_mha, which takes 1 only; give 1, or another backend"
         )
     backend = backends.get("attention-backend")
-    if str(page) != "1" and backend not in TREES:
+    if str(page) != "1" and backend not in trees:
         return (
             f"eagle_topk is {one.eagle_topk} and page-size is {page}, with attention-backend {backend or 'unset'}: with "
-            f"pages of more than one token a tree is drafted by {', '.join(TREES)} only; name one, or give page-size 1"
+            f"pages of more than one token a tree is drafted by {', '.join(trees)} only; name one, or give page-size 1"
         )
     return None
 
@@ -272,14 +288,17 @@ def nodes(recipe: Recipe, deployment: Deployment) -> str | None:
 
 
 def standalone(recipe: Recipe, deployment: Deployment) -> str | None:
-    """A draft model of its own beside attention that is data parallel (`_handle_eagle_family`)."""
-    size = recipe.attention_data_parallel
-    if algorithm(recipe) != "STANDALONE" or size == 1:
+    """What drafts by itself (`_handle_eagle_family`, `_handle_ngram`), or with the target's head (`_handle_dflash`,
+    `_handle_dspark`), beside attention that is data parallel."""
+    kind, size = algorithm(recipe), recipe.attention_data_parallel
+    if size == 1:
         return None
-    return (
-        f"it speculates with STANDALONE and attention_data_parallel is {size}, which SGLang refuses; give 1, or another "
-        "algorithm"
-    )
+    said = f"it speculates with {kind} and attention_data_parallel is {size}, which SGLang"
+    if kind in ("STANDALONE", "NGRAM"):
+        return f"{said} refuses; give 1, or another algorithm"
+    if kind in BLOCKS and not recipe.arguments.get("enable-dp-lm-head"):
+        return f"{said} starts with enable-dp-lm-head only; say it, or give 1"
+    return None
 
 
 def mixed(recipe: Recipe, deployment: Deployment) -> str | None:

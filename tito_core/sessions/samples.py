@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -166,8 +167,8 @@ def made(
     for one, reward in rewards.items():
         if not finite(reward):
             raise SessionError(
-                f"rewards gives completion {one} {reward!r:.80}, a {type(reward).__name__}; it must be a finite float or int, "
-                "or None for none",
+                f"rewards gives completion {one} {reward!r:.80}, a {type(reward).__name__}; it must be a finite number, or "
+                "None for none",
                 id=one,
             )
     if error is not None and not isinstance(error, BaseException):
@@ -179,7 +180,8 @@ def made(
     chosen = _chosen(selecting, selecting(turns), turns)
     drawn = [_sample(leaf, max_tokens, ours, error) for leaf in chosen]
     own = drawn if finishing.ours else [_copied(sample) for sample in drawn]
-    return _finished(finishing, finishing(own, rewards, metadata), drawn)
+    plain = {one: _plain(reward) for one, reward in rewards.items()}
+    return _finished(finishing, finishing(own, plain, metadata), drawn)
 
 
 def sampled(leaf: Turn) -> list[tuple[int, int]]:
@@ -295,7 +297,11 @@ def _finished(custom: Custom, answer: Any, drawn: Sequence[Sample]) -> list[Samp
                 )
             trained |= ids
         finished[at] = replace(
-            one, tokens=origin.tokens, loss_mask=mask.astype(np.int8), logprobs=origin.logprobs.copy()
+            one,
+            tokens=origin.tokens,
+            loss_mask=mask.astype(np.int8),
+            logprobs=origin.logprobs.copy(),
+            turns=tuple(replace(turn, reward=_plain(turn.reward)) for turn in one.turns),
         )
     return finished
 
@@ -332,9 +338,14 @@ def _unrewarded(turn: Any) -> Any:
 def finite(reward: Any) -> bool:
     """Whether it is a reward: a number that a float can be, or None for none."""
     try:
-        return reward is None or (isinstance(reward, (int, float)) and math.isfinite(reward))
+        return reward is None or (isinstance(reward, Real) and math.isfinite(reward))
     except OverflowError:
         return False
+
+
+def _plain(reward: float | None) -> float | None:
+    """A reward as JSON has it, whatever kind of number it was."""
+    return None if reward is None else float(reward)
 
 
 def _numbers(custom: Custom, sample: Sample, name: str) -> npt.NDArray[Any]:

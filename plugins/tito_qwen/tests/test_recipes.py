@@ -160,8 +160,9 @@ def test_a_checkpoint_without_a_draft_layer_needs_a_draft_model() -> None:
     assert draft(served(), Deployment()) == (
         "it speculates with EAGLE and no draft model, and the checkpoint carries no draft layer; name one"
     )
-    assert draft(Recipe(speculative=eagle("some/draft")), Deployment()) is None
-    assert draft(Recipe(speculative=None), Deployment()) is None
+    lookup = Speculative(algorithm="ngram", num_steps=1, eagle_topk=10, num_draft_tokens=12)
+    for one in (None, eagle("some/draft"), lookup):
+        assert draft(Recipe(speculative=one), Deployment()) is None
 
 
 def test_an_older_sglang_is_explained() -> None:

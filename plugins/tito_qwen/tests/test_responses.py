@@ -307,9 +307,18 @@ def mutated(draw: st.DrawFn, family: Family, thinking: bool) -> str:
 
 def whole(family: Family, text: str, opened: bool) -> bool:
     """Whether a text has the form that docs/qwen-completions.md gives, written as one pattern of the text."""
-    free, mind, call = (
-        f"(?:(?!{'|'.join(ends)}).)*" for ends in (MARKS + OTHERS, ("</think>", *OTHERS[2:]), (*MARKS[2:], *OTHERS[2:]))
+    opener, closer = ('"', '"') if family.kind == "qwen25" else ("<parameter=", "</parameter>")
+    last = r"</function>\s*</tool_call>"  # of a parameter that is not closed
+    free, mind, within, beside = (
+        f"(?:(?!{'|'.join(ends)}).)*"
+        for ends in (
+            (*MARKS, *OTHERS),
+            ("</think>", *OTHERS[2:]),
+            (closer, *((r"\\",) if opener == '"' else (last,)), *OTHERS[2:]),
+            (opener, *MARKS[2:], *OTHERS[2:]),
+        )
     )
+    call = f"{beside}(?:{opener}{within}(?:\\\\.{within})*{closer}{beside})*"
     thought = (
         "" if family.parse in (responses.hermes_instruct, responses.xml_instruct) else f"(?:<think>{mind}</think>)?"
     )
@@ -318,7 +327,7 @@ def whole(family: Family, text: str, opened: bool) -> bool:
     if found is None:
         return False
     bodies = re.findall(
-        "<tool_call>(.*?)</tool_call>", found[found.lastindex or 0] if found.lastindex else "", re.DOTALL
+        f"<tool_call>({call})</tool_call>", found[found.lastindex or 0] if found.lastindex else "", re.DOTALL
     )
     return all(map(json_body if family.kind == "qwen25" else xml_body, bodies))
 
@@ -612,6 +621,10 @@ DIFFERENCES = (
         [("f", {"k": "a</parameter>b</function>c<parameter>d"})], Read("", "", [("f", {"k": "a"})]),
     ),
     Difference(
+        "a value that holds a call's marks", "qwen3coder", call(k="a <tool_call> b </tool_call> c"), None,
+        [("f", {"k": "a <tool_call> b </tool_call> c"})], Read("", "", [("f", {"k": "a <tool_call> b "})]),
+    ),
+    Difference(
         "the word null in a string", "qwen3coder", call(k="null"), None, [("f", {"k": "null"})],
         Read("", "", [("f", {"k": None})]),
     ),
@@ -857,6 +870,11 @@ def test_tokens_that_are_written_about() -> None:
     assert parsed.reasoning == "a <tool_call> b"
     assert told(parsed) == [("f", {"k": "<think>x</think><tool_response>"})]
     assert ours(parsed) == upstream(FAMILIES["qwen35"], text, True, TOOLS)
+    about = {"k": 'a </tool_call> " <tool_call>\\', "</tool_call>": "<tool_call>"}
+    text = hermes(json.dumps(about)) + "\n" + hermes()
+    parsed = responses.hermes(sampled(text + END, tools=TOOLS))
+    assert told(parsed) == [("f", about), F]
+    assert ours(parsed) == upstream(FAMILIES["qwen3"], text, False, TOOLS)
     for stray in ("<|im_start|>", "<|endoftext|>"):
         for place, whole in enumerate((f"{stray}\n</think>\n\nb", f"</think>{stray}", f"</think>{call(k=stray)}")):
             parsed = responses.xml(sampled(whole + END, opened=True))

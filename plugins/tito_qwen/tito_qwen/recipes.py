@@ -170,9 +170,9 @@ RECIPES: Final[dict[str, dict[str, Recipe]]] = {
 
 
 def draft(recipe: Recipe, deployment: Deployment) -> str | None:
-    """Qwen3, Instruct-2507 and Coder carry no draft layer: what speculates needs a draft model."""
+    """Qwen3, Instruct-2507 and Coder carry no draft layer: what speculates needs a draft model, but what looks drafts up."""
     one = recipe.speculative
-    if one is None or one.draft_model is not None:
+    if one is None or one.draft_model is not None or one.algorithm.upper() == "NGRAM":
         return None
     return f"it speculates with {one.algorithm} and no draft model, and the checkpoint carries no draft layer; name one"
 

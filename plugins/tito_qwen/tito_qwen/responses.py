@@ -21,7 +21,8 @@ __all__ = ["hermes", "hermes_instruct", "xml", "xml_instruct"]
 THINK, UNTHINK = "<think>", "</think>"
 CALL, UNCALL = "<tool_call>", "</tool_call>"
 MARKS: Final = (THINK, UNTHINK, CALL, UNCALL)
-# What a model may write about as it may about any text: in a thought or a call it stands for its own characters.
+# What a model may write about as it may about any text: in a thought or a call it stands for its own characters, the marks
+# of a call in a value of one.
 NAMES: Final = frozenset({*MARKS, "<tool_response>", "</tool_response>"})
 
 _FUNCTION: Final = re.compile(r"\s*<function=([^<>\n]*)>\s*")
@@ -67,31 +68,33 @@ class _Incomplete(_NotOk):
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Whether the template prints reasoning, how many line ends it prints between content and a call, what a call is."""
+    """Whether the template prints reasoning, how many line ends it prints between content and a call, what a call is, and
+    whether the beginning of one ends inside of a value."""
 
     thinks: bool
     line_ends: int
     call: Callable[[str, Sequence[Tool]], ToolCall]
+    valued: Callable[[str], bool]
 
 
 def hermes(sampled: Sampled) -> Parsed:
     """Reasoning, content, and calls as JSON: `<tool_call>`, an object of `name` and `arguments`, `</tool_call>`."""
-    return _parse(sampled, _Format(True, 1, _json_call))
+    return _parse(sampled, _Format(True, 1, _json_call, _json_valued))
 
 
 def hermes_instruct(sampled: Sampled) -> Parsed:
     """`hermes` for models that have no reasoning: an opener of it is a control token that stands nowhere."""
-    return _parse(sampled, _Format(False, 1, _json_call))
+    return _parse(sampled, _Format(False, 1, _json_call, _json_valued))
 
 
 def xml(sampled: Sampled) -> Parsed:
     """Reasoning, content, and calls as XML: `<function=NAME>` with `<parameter=KEY>`, typed by the tool's schema."""
-    return _parse(sampled, _Format(True, 2, _xml_call))
+    return _parse(sampled, _Format(True, 2, _xml_call, _xml_valued))
 
 
 def xml_instruct(sampled: Sampled) -> Parsed:
     """`xml` for models that have no reasoning: an opener of it is a control token that stands nowhere."""
-    return _parse(sampled, _Format(False, 2, _xml_call))
+    return _parse(sampled, _Format(False, 2, _xml_call, _xml_valued))
 
 
 def _parse(sampled: Sampled, format: _Format) -> Parsed:
@@ -119,7 +122,7 @@ def _parse(sampled: Sampled, format: _Format) -> Parsed:
             if not sampled.whole:
                 raise _Incomplete(sampled, "reasoning")
             raise _NotOk(f"{'it' if itself else 'the prompt'} opened reasoning, and no {UNTHINK} closes it")
-        (content, *between), inside = _cut(answer)
+        (content, *between), inside = _cut(answer, format.valued)
         calls = [format.call(body, sampled.tools) for body in inside[: len(between)]]
         if after := next((text for text in between if text.strip()), None):
             raise _NotOk(f"{after.strip()[:40]!r} stands after a call, where only another call may")
@@ -135,15 +138,16 @@ def _parse(sampled: Sampled, format: _Format) -> Parsed:
     return Parsed(content, thought, tuple(calls))
 
 
-def _cut(pieces: Sequence[Piece]) -> tuple[list[str], list[str]]:
+def _cut(pieces: Sequence[Piece], valued: Callable[[str], bool]) -> tuple[list[str], list[str]]:
     """The texts outside of calls and inside: one more outside, unless the last call is still open."""
     sides = [""], list[str]()
     for piece in pieces:
         within = len(sides[0]) == len(sides[1])
-        if _is(piece, UNCALL if within else CALL):
+        text = within and piece.text in (CALL, UNCALL) and valued(sides[1][-1])
+        if _is(piece, UNCALL if within else CALL) and not text:
             sides[not within].append("")
         else:
-            _check(piece, NAMES - {CALL} if within else frozenset())
+            _check(piece, NAMES if text else NAMES - {CALL} if within else frozenset())
             sides[within][-1] += piece.text
     return sides
 
@@ -169,6 +173,16 @@ def _check(piece: Piece, names: frozenset[str]) -> None:
         raise _NotOk(f"{where} hold bytes that no character has")
     if piece.kind == "control" and piece.text not in names:
         raise _NotOk(f"the control token {piece.text} stands where the format has none: {where}")
+
+
+def _json_valued(body: str) -> bool:
+    """Whether a string is open: its quotes are odd, those aside that a backslash escapes."""
+    return re.sub(r"\\.", "", body, flags=re.DOTALL).count('"') % 2 == 1
+
+
+def _xml_valued(body: str) -> bool:
+    """Whether a parameter is open, and what follows is no mark of a call that lacks its end."""
+    return body.rfind("<parameter=") > body.rfind("</parameter>") and not _UNFUNCTION.search(body)
 
 
 def _json_call(body: str, tools: Sequence[Tool]) -> ToolCall:
