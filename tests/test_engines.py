@@ -637,6 +637,14 @@ def test_what_tito_sets_can_t_be_set(fake: Fake) -> None:
     with sglang(fake) as engine, pytest.raises(EngineError) as caught:
         engine.complete(asked(), max_tokens=8, sampling={"logprobs": False})
     assert str(caught.value) == "logprobs is set by tito itself in every request; leave it out"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:30000", "http://", "http://h:x", "http://[::1", "http://h:99999", "http://h:-1", "http://xn--a.h"],
+)
+def test_a_url_that_can_t_be_one_is_refused_before_anything_is_asked(url: str) -> None:
     with pytest.raises(EngineError) as caught:
-        SGLangEngine("localhost:30000")
-    assert str(caught.value) == "the engine's URL is 'localhost:30000'; it looks like http://127.0.0.1:30000"
+        SGLangEngine(url)
+    assert str(caught.value) == f"the engine's URL is {url!r}; it looks like http://127.0.0.1:30000"
+    assert caught.value.where["kind"] == "usage"

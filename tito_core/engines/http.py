@@ -72,7 +72,12 @@ class HTTPEngine:
         import httpx
 
         self.url = url.rstrip("/").removesuffix("/v1")
-        if not re.match(r"https?://[^/\s]+", self.url):
+        try:
+            address = httpx.URL(self.url)
+            whole = address.scheme in ("http", "https") and address.host and 0 <= (address.port or 0) < 1 << 16
+        except (httpx.InvalidURL, ValueError):
+            whole = False
+        if not whole:
             raise EngineError(f"the engine's URL is {url!r}; it looks like http://127.0.0.1:30000", kind="usage")
         self._sampling, self._fields = dict(sampling), dict(fields)
         self._total, self._retries, self._backoff, self._max_bytes = total, retries, backoff, max_bytes
