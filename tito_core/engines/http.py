@@ -79,6 +79,12 @@ class HTTPEngine:
             whole = False
         if not whole:
             raise EngineError(f"the engine's URL is {url!r}; it looks like http://127.0.0.1:30000", kind="usage")
+        if api_key and not re.fullmatch(r"[!-~]+", api_key):
+            raise EngineError(
+                "the API key holds a line's end, a blank or a character outside ASCII, which no header can carry; pass the "
+                "key alone",
+                kind="usage",
+            )
         self._sampling, self._fields = dict(sampling), dict(fields)
         self._total, self._retries, self._backoff, self._max_bytes = total, retries, backoff, max_bytes
         self._client = httpx.AsyncClient(
