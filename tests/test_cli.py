@@ -740,6 +740,14 @@ def test_an_output_that_is_full_is_one_line(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (2, told)
 
 
+@pytest.mark.parametrize("arguments", [["families"], ["show", "deepseekv32"]])
+def test_a_reader_that_goes_away_is_no_broken_promise(arguments: list[str]) -> None:
+    """As `| head -1` does; silent, as it is with other commands."""
+    code = f"import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); from tito_core.cli.main import main; main({arguments})"
+    done = python(code)
+    assert (done.returncode, done.stderr) == (2, "")
+
+
 def test_a_plugin_that_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
     toy(tmp_path)
     (tmp_path / "toy_plugin.py").write_text("print('loud')\n" + TOY)

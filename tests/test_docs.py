@@ -89,6 +89,14 @@ def test_the_plugin_of_the_guide_is_whole(kind: str, fakes: Fakes, tmp_path: Pat
     assert [(failure.check, failure.what, failure.said) for failure in report.failures] == []
     assert report.sessions.passed == 6
     assert {"system_then_user", "user"} <= set(report.sessions.actions)
+    assert report.warnings == (
+        (
+            f"{model} has a chat template of its own (sha256 {hashlib.sha256(source.encode()).hexdigest()}) that acme does "
+            "not know; prompts are rendered with it, so make sure that this checkpoint is one of acme/chat-7b",
+        )
+        if kind == "native"
+        else ()
+    )
 
 
 def whose(rendered: Rendered) -> Iterator[tuple[str, int, str]]:

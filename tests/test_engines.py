@@ -673,6 +673,25 @@ def test_what_can_t_be_sent(fake: Fake) -> None:
         {"kind": "usage"},
         [],
     )
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:30000", "http://", "http://h:x", "http://[::1", "http://h:99999", "http://h:-1", "http://xn--a.h"],
+)
+def test_a_url_that_can_t_be_one_is_refused_before_anything_is_asked(url: str) -> None:
     with pytest.raises(EngineError) as caught:
-        SGLangEngine("localhost:30000")
-    assert str(caught.value) == "the engine's URL is 'localhost:30000'; it looks like http://127.0.0.1:30000"
+        SGLangEngine(url)
+    assert str(caught.value) == f"the engine's URL is {url!r}; it looks like http://127.0.0.1:30000"
+    assert caught.value.where["kind"] == "usage"
+
+
+@pytest.mark.parametrize("key", ["secret\n", " secret", "sécret"])
+def test_a_key_that_no_header_can_carry_is_refused_and_never_printed(key: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        SGLangEngine("http://h", api_key=key)
+    assert str(caught.value) == (
+        "the API key holds a line's end, a blank or a character outside ASCII, which no header can carry; pass the key "
+        "alone"
+    )
+    assert caught.value.where["kind"] == "usage"

@@ -650,6 +650,18 @@ def test_a_renderer_that_cannot_be_made(body: str, said: str, fakes: Fakes) -> N
     assert str(caught.value) == f"the template fake_render:Broken can't be made without arguments: {said}"
 
 
+def test_a_vocabulary_of_a_package_that_is_none(fakes: Fakes) -> None:
+    """An editable install of one finds its modules, and not its files."""
+    module = f"{DECLARES}fake_families.family('bare')"
+    site = fakes.add("fake-bare", families={"bare": "fake_bare.bare"}, modules={"fake_bare.bare": module})
+    with pytest.raises(FamilyError) as caught:
+        fakes.registry().load("bare")
+    assert str(caught.value) == (
+        "the vocabulary tiny (fake_bare/tiny.json) can't be read: [Errno 2] No such file or directory: "
+        f"'{site}/fake_bare/tiny.json'; put an empty __init__.py into fake_bare, and install the plugin again"
+    )
+
+
 def test_a_vocabulary_of_a_single_module(fakes: Fakes) -> None:
     with pytest.raises(FamilyError) as caught:
         fakes.registry().load("whole")

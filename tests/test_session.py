@@ -405,9 +405,9 @@ def test_an_id_outside_the_vocabulary_is_not_stored() -> None:
         ),
         ({"ids": [-1]}, "completion c has an id outside 0..2^31-1; ids are token ids"),
         ({"ids": [[1]]}, "completion c has ids of 2 dimensions; it must be one"),
-        ({"ids": ["1"]}, "completion c has ids of type <U1; they must be numbers"),
-        ({"ids": [1.0]}, "completion c has ids of type float64; they must be numbers"),
-        ({"ids": [True]}, "completion c has ids of type bool; they must be numbers"),
+        ({"ids": ["1"]}, "completion c has ids of type <U1; they must be whole numbers"),
+        ({"ids": [1.0]}, "completion c has ids of type float64; they must be whole numbers"),
+        ({"ids": [True]}, "completion c has ids of type bool; they must be whole numbers"),
         (
             {"logprobs": [float("nan")]},
             "completion c has the logprob nan at 0; an id that was sampled has a finite one, not above 0",

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 import click
 
@@ -65,14 +65,15 @@ class Commands(click.Group):
             code = NOT_LOADED
         except Exception as error:
             if _unwritten(error):
-                raise
-            _debug()
-            click.echo(
-                f"internal error: {type(error).__name__}: {plain(str(error))}\n"
-                "This is a fault of tito, not a verdict on the family. TITO_DEBUG=1 shows where it happened.",
-                err=True,
-            )
-            code = INTERNAL
+                code = _lost(error)
+            else:
+                _debug()
+                click.echo(
+                    f"internal error: {type(error).__name__}: {plain(str(error))}\n"
+                    "This is a fault of tito, not a verdict on the family. TITO_DEBUG=1 shows where it happened.",
+                    err=True,
+                )
+                code = INTERNAL
         except BaseException as error:
             # A plugin's SystemExit, or a test runner's outcome: never the end of a command.
             _debug()
@@ -81,11 +82,19 @@ class Commands(click.Group):
         raise click.exceptions.Exit(code)
 
 
-def _unwritten(error: Exception) -> bool:
+def _unwritten(error: Exception) -> TypeGuard[OSError]:
     """Whether standard output could not be written."""
     return (
         isinstance(error, OSError) and error.filename is None and error.errno in (errno.EPIPE, errno.ENOSPC, errno.EIO)
     )
+
+
+def _lost(error: OSError) -> int:
+    """The exit code where standard output can't be written; a reader that went away (`| head`) is told nothing."""
+    if error.errno != errno.EPIPE:
+        click.echo(f"error: standard output can't be written: {error.strerror}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would say it once more
+    return USAGE
 
 
 def _debug() -> None:
@@ -117,7 +126,5 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         if not _unwritten(error):
             raise
-        click.echo(f"error: standard output can't be written: {error.strerror}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would say it once more
-        sys.exit(USAGE)
+        sys.exit(_lost(error))
     raise AssertionError("click exits")

@@ -73,8 +73,19 @@ class HTTPEngine:
         import httpx
 
         self.url = url.rstrip("/").removesuffix("/v1")
-        if not re.match(r"https?://[^/\s]+", self.url):
+        try:
+            address = httpx.URL(self.url)
+            whole = address.scheme in ("http", "https") and address.host and 0 <= (address.port or 0) < 1 << 16
+        except (httpx.InvalidURL, ValueError):
+            whole = False
+        if not whole:
             raise EngineError(f"the engine's URL is {url!r}; it looks like http://127.0.0.1:30000", kind="usage")
+        if api_key and not re.fullmatch(r"[!-~]+", api_key):
+            raise EngineError(
+                "the API key holds a line's end, a blank or a character outside ASCII, which no header can carry; pass the "
+                "key alone",
+                kind="usage",
+            )
         self._sampling, self._fields = dict(sampling), dict(fields)
         self._total, self._retries, self._backoff, self._max_bytes = total, retries, backoff, max_bytes
         self._client = httpx.AsyncClient(

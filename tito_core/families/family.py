@@ -134,7 +134,8 @@ def packaged(package: str, file: str, where: str) -> bytes:
     try:
         return importlib.resources.files(package).joinpath(file).read_bytes()
     except (ImportError, OSError) as cause:
-        raise FamilyError(f"{where} can't be read: {cause}; install the plugin again") from cause
+        marked = "" if spec is None or spec.origin else f"put an empty __init__.py into {package}, and "
+        raise FamilyError(f"{where} can't be read: {cause}; {marked}install the plugin again") from cause
 
 
 def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:

@@ -138,9 +138,10 @@ def _array(values: Any, what: str, identity: str) -> npt.NDArray[Any]:
         )
     if made.size == 0:
         return made.astype(np.int64)
-    if made.dtype.kind not in ("iuf" if what == "logprobs" else "iu"):
+    kinds, numbers = ("iuf", "numbers") if what == "logprobs" else ("iu", "whole numbers")
+    if made.dtype.kind not in kinds:
         raise CompletionError(
-            f"completion {identity} has {what} of type {made.dtype}; they must be numbers", id=identity
+            f"completion {identity} has {what} of type {made.dtype}; they must be {numbers}", id=identity
         )
     if what != "logprobs":
         return made

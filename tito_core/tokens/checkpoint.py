@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tito_core.errors import CheckpointError
-from tito_core.families.family import NATIVE, Checkpoint, Family
+from tito_core.families.family import NATIVE, Checkpoint, Family, Template
 from tito_core.tokens.encoder import Encoder
 
 __all__ = ["accept", "check_control_tokens", "check_model_type", "read"]
@@ -55,13 +55,15 @@ def check_model_type(family: Family, checkpoint: Checkpoint) -> None:
         )
 
 
-def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str]:
-    """Warnings about a checkpoint that can be used. Raises CheckpointError for one of another family."""
+def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder, template: Template) -> list[str]:
+    """Warnings about a checkpoint that can be used, rendered with `template`. Raises CheckpointError for one of another
+    family."""
     check_model_type(family, checkpoint)
     _check_added_tokens(checkpoint.path, encoder)
     check_control_tokens(family, encoder, str(checkpoint.path), ids=True)
     digest = checkpoint.chat_template_sha256
-    if checkpoint.chat_template is None or digest in family.chat_template_sha256:
+    own = family.template != NATIVE and digest == template.sha256
+    if checkpoint.chat_template is None or own or digest in family.chat_template_sha256:
         return []
     if not any(token in checkpoint.chat_template for token in family.segments.delimiters):
         raise CheckpointError(

@@ -91,9 +91,10 @@ class Codec:
                 encoder = Encoder.from_checkpoint(checkpoint.path, split_pattern=family.split_pattern)
             except EncodingError as cause:
                 raise CheckpointError(str(cause), **cause.where) from cause
-            warnings = checkpoints.accept(family, checkpoint, encoder)
+            template = loaded.template(checkpoint)
+            warnings = checkpoints.accept(family, checkpoint, encoder, template)
             origin = Origin("checkpoint", str(checkpoint.path), encoder.sha256, None, tuple(warnings), checkpoint)
-            return cls(loaded, encoder, loaded.template(checkpoint), rendering, origin)
+            return cls(loaded, encoder, template, rendering, origin)
         encoder = Encoder.from_json(load_vocabulary(loaded.package, shipped), split_pattern=family.split_pattern)
         checkpoints.check_control_tokens(family, encoder, f"the vocabulary {shipped.name}", ids=False)
         origin = Origin(shipped.name, shipped.title, encoder.sha256, shipped.stands_in_for, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,6 +143,15 @@ def test_the_published_templates_are_known(tmp_path: Path) -> None:
     assert made.session().prepare([Q]).ids.tolist() == engine_ids(
         "qwen35", rendered(chat_template("qwen3_5_nothink"), [Q], add_generation_prompt=True)
     )
+
+
+def test_a_checkpoint_that_was_given_the_familys_own_template_is_no_stranger(tmp_path: Path) -> None:
+    """As `tito template qwen3` prints it."""
+    own = (resources.files("tito_qwen") / "templates" / "qwen3.jinja").read_text(encoding="utf-8")
+    given = directory(tmp_path / "given", "qwen3", tokenizer_json("qwen3"), own)
+    assert tito_core.load("qwen3", model=given).origin.warnings == ()
+    edited = directory(tmp_path / "edited", "qwen3", tokenizer_json("qwen3"), f"{own} ")
+    assert len(tito_core.load("qwen3", model=edited).origin.warnings) == 1
 
 
 @pytest.mark.parametrize(
