@@ -1,18 +1,16 @@
 """The peers that speed.py measures: their environment, and the process of its Python that they run in.
 
-Kept in `$TITO_PEERS`, or `tito/peers` in the user's cache; each is installed by itself. Asked by lines of JSON on standard
-input, answered on standard output. Each is called as its README says:
+Kept in `$TITO_PEERS`, or `tito/peers` in the user's cache; each peer is installed by itself. Asked by lines of JSON on standard
+input, answered on standard output. An append is given all messages, the ids of the last prompt and those of its completion,
+and makes the ids of the next prompt; a session is a full render of the first message, then an append a turn. Each peer is
+called as its README says, its tokenizer transformers' own:
 
-- miles-tito-tokenizers, with the fixed template that it resolves for results of tools. Append: `merge_tokens` of the messages
-  before and after and the ids so far. Full: `render_messages`, tokenized. Audit: that, and `compare_sequences` of the
-  comparator that it makes.
-- renderers, with the typed config of the family. Append: `bridge_to_next_turn` of the prompt's and the completion's ids and the
-  new message. Full: `render_ids`.
-- verl, with the continuous-token builder that it chooses by the model type, and the published chat template. Append:
-  `merge_context_tokens` of the messages before and after and the ids so far. Full: `build_initial_tokens`. Its package is
-  installed without Ray and torch, and its `__init__`, which needs them, is stepped over: the builder does not.
-
-A session is a first prompt, rendered in full, and 225 appends, each after `prompt + completion` (verl: `merge_assistant_tokens`).
+- miles-tito-tokenizers: append `merge_tokens`, full `render_messages` tokenized, on the template that it resolves for results
+  of tools; audit the same full render, and `compare_sequences` of its comparator.
+- renderers: append `bridge_to_next_turn`, full `render_ids`, by the typed config of the family.
+- verl: append `merge_assistant_tokens` and `merge_context_tokens`, full `build_initial_tokens`, of the continuous-token builder
+  that it chooses by the model type, on the published chat template. It is installed without Ray and torch: its package's
+  `__init__` needs them and is stepped over, the builder does not.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
@@ -77,10 +75,7 @@ def best(run: Callable[[], tuple[float, Any]]) -> float:
 
 
 class NoSuchFamily(Exception):
-    """The peer knows none by which these prompts could be made."""
-
-    def __str__(self) -> str:
-        return "has no such family"
+    """The peer has nothing that makes these prompts."""
 
 
 def opened(place: Path) -> Any:
@@ -89,33 +84,7 @@ def opened(place: Path) -> Any:
     return PreTrainedTokenizerFast.from_pretrained(place)
 
 
-class Peer:
-    """One peer for one family: `append`, `full`, and for a session `step`. A case is what speed.py wrote; ids are lists."""
-
-    def __init__(self, family: str, place: Path) -> None:
-        raise NotImplementedError
-
-    def append(self, case: Any) -> list[int]:
-        raise NotImplementedError
-
-    def step(self, case: Any, done: int, prompt: list[int], completion: list[int]) -> list[int]:
-        raise NotImplementedError
-
-    def render(self, messages: Any, tools: Any) -> list[int]:
-        raise NotImplementedError
-
-    def full(self, case: Any) -> list[int]:
-        return self.render(case["messages"], case["tools"])
-
-    def session(self, case: Any) -> list[int]:
-        prompt = self.render(case["messages"][:1], case["tools"])
-        *before, last = case["completions"]
-        for number, completion in enumerate(before):
-            prompt = self.step(case, 2 * number + 2, prompt, completion)
-        return prompt + last
-
-
-class Miles(Peer):
+class Miles:
     def __init__(self, family: str, place: Path) -> None:
         import miles_tito_tokenizers as miles
 
@@ -128,53 +97,37 @@ class Miles(Peer):
         self.made = miles.get_tito_tokenizer(tokenizer, tokenizer_type=family, allowed_append_roles=["tool"])
         self.comparator = self.made.create_comparator()
 
-    def append(self, case: Any) -> list[int]:
-        return self.made.merge_tokens(case["old"], case["messages"], case["ids"], case["tools"])
+    def append(self, messages: list[Any], prompt: list[int], completion: list[int], tools: Any) -> list[int]:
+        return self.made.merge_tokens(messages[:-1], messages, prompt + completion, tools)
 
-    def step(self, case: Any, done: int, prompt: list[int], completion: list[int]) -> list[int]:
-        messages = case["messages"]
-        return self.made.merge_tokens(messages[:done], messages[: done + 1], prompt + completion, case["tools"])
+    def full(self, messages: list[Any], tools: Any, header: bool = True) -> list[int]:
+        return self.made.render_messages(messages, add_generation_prompt=header, tools=tools, tokenize=True)
 
-    def render(self, messages: Any, tools: Any) -> list[int]:
-        return self.made.render_messages(messages, add_generation_prompt=True, tools=tools, tokenize=True)
-
-    def audit(self, case: Any) -> int:
-        expected = self.made.render_messages(
-            case["old"], add_generation_prompt=False, tools=case["tools"], tokenize=True
-        )
-        return len(self.comparator.compare_sequences(expected, case["ids"]))
+    def audit(self, messages: list[Any], ids: list[int], tools: Any) -> int:
+        return len(self.comparator.compare_sequences(self.full(messages, tools, header=False), ids))
 
 
-class Renderers(Peer):
+class Renderers:
     def __init__(self, family: str, place: Path) -> None:
         import renderers
-        from renderers import configs
+        from renderers.configs import DeepSeekV4RendererConfig, Qwen3RendererConfig
 
-        made = {
-            "qwen3": configs.Qwen3RendererConfig(),
-            "deepseekv4": configs.DeepSeekV4RendererConfig(enable_thinking=True),
-        }
-        if family not in made:
+        known = {"qwen3": Qwen3RendererConfig(), "deepseekv4": DeepSeekV4RendererConfig(enable_thinking=True)}
+        if family not in known:
             raise NoSuchFamily
-        self.made = renderers.create_renderer(opened(place), made[family])
+        self.made = renderers.create_renderer(opened(place), known[family])
 
-    def append(self, case: Any) -> list[int]:
-        return self._bridged(case["prompt"], case["completion"], case["messages"][-1:], case["tools"])
-
-    def step(self, case: Any, done: int, prompt: list[int], completion: list[int]) -> list[int]:
-        return self._bridged(prompt, completion, case["messages"][done : done + 1], case["tools"])
-
-    def _bridged(self, prompt: list[int], completion: list[int], messages: Any, tools: Any) -> list[int]:
-        bridged = self.made.bridge_to_next_turn(prompt, completion, messages, tools=tools)
+    def append(self, messages: list[Any], prompt: list[int], completion: list[int], tools: Any) -> list[int]:
+        bridged = self.made.bridge_to_next_turn(prompt, completion, messages[-1:], tools=tools)
         if bridged is None:
             raise RuntimeError("bridge_to_next_turn asks for a full render")
         return bridged.token_ids
 
-    def render(self, messages: Any, tools: Any) -> list[int]:
+    def full(self, messages: list[Any], tools: Any) -> list[int]:
         return self.made.render_ids(messages, tools=tools, add_generation_prompt=True)
 
 
-class Verl(Peer):
+class Verl:
     def __init__(self, family: str, place: Path) -> None:
         for name in ("verl", "verl.utils"):
             package = ModuleType(name)
@@ -185,21 +138,16 @@ class Verl(Peer):
         model_type = json.loads((place / "config.json").read_text())["model_type"]
         if wiring.infer_continuous_token_model_family(hf_model_type=model_type) == "default":
             raise NoSuchFamily
+        thinking = {"enable_thinking": True}
         self.made = wiring.create_continuous_token_builder(
-            opened(place), hf_model_type=model_type, chat_template_kwargs={"enable_thinking": True}
+            opened(place), hf_model_type=model_type, chat_template_kwargs=thinking
         )
 
-    def append(self, case: Any) -> list[int]:
-        return self._merged(case["old"], case["messages"], case["ids"], case["tools"])
-
-    def step(self, case: Any, done: int, prompt: list[int], completion: list[int]) -> list[int]:
+    def append(self, messages: list[Any], prompt: list[int], completion: list[int], tools: Any) -> list[int]:
         ids = self.made.merge_assistant_tokens(prompt, completion).token_ids
-        return self._merged(case["messages"][:done], case["messages"][: done + 1], ids, case["tools"])
+        return self.made.merge_context_tokens(messages[:-1], messages, ids, tools=tools).token_ids
 
-    def _merged(self, old: Any, new: Any, ids: list[int], tools: Any) -> list[int]:
-        return self.made.merge_context_tokens(old, new, ids, tools=tools).token_ids
-
-    def render(self, messages: Any, tools: Any) -> list[int]:
+    def full(self, messages: list[Any], tools: Any) -> list[int]:
         return self.made.build_initial_tokens(messages, tools=tools)
 
 
@@ -207,26 +155,40 @@ PEERS = dict(zip(REQUIREMENTS, (Miles, Renderers, Verl), strict=True))
 
 
 @cache
-def peer_of(name: str, family: str, place: str) -> Peer:
+def peer_of(name: str, family: str, place: str) -> Any:
     return PEERS[name](family, Path(place))
 
 
 @cache
 def case_of(path: str) -> Any:
-    case = json.loads(Path(path).read_text())
-    return {**case, "old": case["messages"][:-1], "ids": case["prompt"] + case["completion"]}
+    return json.loads(Path(path).read_text())
+
+
+def run(peer: Any, call: str, case: Any) -> Any:
+    messages, tools, prompt, completion = (case[key] for key in ("messages", "tools", "prompt", "completion"))
+    if call == "append":
+        return peer.append(messages, prompt, completion, tools)
+    if call == "full":
+        return peer.full(messages, tools)
+    if call == "audit":
+        return peer.audit(messages[:-1], prompt + completion, tools)
+    prompt = peer.full(messages[:1], tools)
+    *before, last = case["completions"]
+    for number, completion in enumerate(before):
+        prompt = peer.append(messages[: 2 * number + 3], prompt, completion, tools)
+    return prompt + last
 
 
 def answer(asked: Any) -> dict[str, Any]:
     peer = peer_of(asked["peer"], asked["family"], asked["place"])
-    call = getattr(peer, asked["call"], None)
-    if call is None:
+    if asked["call"] == "audit" and not hasattr(peer, "audit"):
         return {"none": "has no comparator"}
-    case = case_of(asked["case"])
-    clock = time.process_time if asked["call"] == "session" else time.perf_counter
+    call = partial(run, peer, asked["call"], case_of(asked["case"]))
     if asked["first"]:
-        return {"result": call(case)}
-    return {"seconds": best(lambda: timed(lambda: call(case), clock))}
+        return {"result": call()}
+    return {
+        "seconds": best(partial(timed, call, time.process_time if asked["call"] == "session" else time.perf_counter))
+    }
 
 
 def main() -> None:
@@ -235,8 +197,10 @@ def main() -> None:
     for line in sys.stdin:
         try:
             said = answer(json.loads(line))
+        except NoSuchFamily:
+            said = {"none": "has no such family"}
         except Exception as cause:
-            said = {"none": str(cause) if isinstance(cause, NoSuchFamily) else f"fails: {cause!r:.90}"}
+            said = {"none": f"fails: {cause!r:.90}"}
         print(json.dumps(said), file=out, flush=True)
 
 

@@ -22,15 +22,19 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import peers
 import session_memory
@@ -39,8 +43,9 @@ from session_memory import ASKED, LIMIT, TOOL, answer_to, completions, grow, own
 
 sys.path.append(str(session_memory.ROOT / "tests"))
 
-import oracles  # noqa: E402
-import tito_core  # noqa: E402
+import oracles
+import tito_core
+from tito_core.tokens.compare import shared_length
 
 ROUNDS, SPENT = 5, 6.0  # rounds of a row; seconds after which it has no third one
 SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000}
@@ -59,7 +64,7 @@ FORTY = [
         "function": {
             "name": f"tool_{number}",
             "description": "Does one thing to the files of the repository and says what it did. " * 4,
-            "parameters": {"type": "object", "properties": {f"argument_{one}": FIELD for one in range(13)}},
+            "parameters": {"type": "object", "properties": {f"argument_{one}": FIELD for one in range(11)}},
         },
         "defer_loading": None,
     }
@@ -67,16 +72,20 @@ FORTY = [
 ]
 
 
+Run = Callable[[], tuple[float, Any]]
+Show = Callable[[float], str]
+
+
 @dataclass(frozen=True)
 class Row:
-    """What is measured: tito's `run` gives seconds and a result, `call` is the peers' method for the case at `case`."""
+    """What is measured: tito's `run` gives seconds and a result, `call` is the peers' method for what is in `case`."""
 
     name: str
     limit: float
-    show: Callable[[float], str]
-    family: str
-    run: Callable[[], tuple[float, Any]]
+    show: Show
+    run: Run
     call: str
+    family: str
     case: Path
 
 
@@ -133,48 +142,34 @@ def rows_of(family: str, scratch: Path) -> Iterator[Row]:
     for number in range(len(sampled)):
         messages += [turn_of(number), answer_to(number)]
 
-    def written(name: str, turn: Any, tools: Any) -> Path:
-        ids = turn.ids.tolist()
-        case = {
-            "messages": messages[: turn.length + 1],
-            "tools": tools,
-            "prompt": ids[: -turn.sampled],
-            "completion": ids[-turn.sampled :],
-            "completions": [one.ids.tolist() for one in sampled[: turn.number + 1]],
-        }
+    def row(name: str, limit: float, show: Show, run: Run, call: str, turn: Any, tools: Any) -> Row:
+        ids, cut = turn.ids.tolist(), turn.end - turn.sampled
+        case = {"messages": messages[: turn.length + 1], "tools": tools, "prompt": ids[:cut], "completion": ids[cut:]}
+        case["completions"] = [one.ids.tolist() for one in sampled[: turn.number + 1]]
         path = place / f"{name}.json"
         path.write_text(json.dumps(case))
-        return path
+        return Row(name, limit, show, run, call, family, path)
 
     for tools in (FORTY, ONE):
         session, _ = grow(codec, sampled, tools, **kwargs)
-        schemas = session.turns[0].end - session.turns[0].sampled
+        first = session.turns[0].end - session.turns[0].sampled
         for size, ids in SIZES.items():
-            turn = next((turn for turn in session.turns if turn.end - schemas >= ids), session.turns[-1])
-            name = f"append at {size}, {len(tools)} tool{'s' * (len(tools) > 1)}, {schemas:,} ids"
-            case = written(f"{size}-{len(tools)}", turn, tools)
-
-            def appended(turn: Any = turn) -> tuple[float, Any]:
-                return timed(lambda: codec.append(turn, [messages[turn.length]]).ids)
-
-            yield Row(name, 0.3e-3, milliseconds, family, appended, "append", case)
-    last = session.turns[-1]
-    case = written("whole", last, ONE)
+            turn = next((turn for turn in session.turns if turn.end - first >= ids), session.turns[-1])
+            appended = partial(timed, lambda turn=turn: codec.append(turn, [messages[turn.length]]).ids)
+            name = f"append at {size}, {len(tools)} tool{'s' * (len(tools) > 1)}: {first:,} ids"
+            yield row(name, 0.3e-3, milliseconds, appended, "append", turn, tools)
 
     def grown() -> tuple[float, Any]:
         made, seconds = grow(codec, sampled, ONE, **kwargs)
         return seconds, made.turns[-1].ids
 
-    def full() -> Any:
-        return codec.prompt(messages, tools=ONE, decision=last.decision).ids
-
-    count = len(full())
-    yield Row(f"session of 226 turns, {last.end:,} ids, CPU", 0.15, milliseconds, family, grown, "session", case)
-    yield Row(
-        f"full render and encode, {count:,} ids", count / rate, tokens(count), family, lambda: timed(full), "full", case
-    )
-    audited = f"audit of {last.end:,} ids"
-    yield Row(audited, 0.1, milliseconds, family, lambda: timed(lambda: len(session.compare())), "audit", case)
+    last = session.turns[-1]
+    full = partial(timed, lambda: codec.prompt(messages, tools=ONE, decision=last.decision).ids)
+    audit = partial(timed, lambda: len(session.compare()))
+    count = len(full()[1])
+    yield row(f"session of 226 turns: {last.end:,} ids", 0.15, milliseconds, grown, "session", last, ONE)
+    yield row(f"full render and encode: {count:,} ids", count / rate, tokens(count), full, "full", last, ONE)
+    yield row(f"audit: {last.end:,} ids", 0.1, milliseconds, audit, "audit", last, ONE)
 
 
 def differing(ours: Any, theirs: Any) -> str:
@@ -184,113 +179,94 @@ def differing(ours: Any, theirs: Any) -> str:
     ids = ours.tolist()
     if ids == theirs:
         return ""
-    pairs = list(zip(ids, theirs, strict=False))
-    first = next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs))
-    many = sum(one != other for one, other in pairs) + abs(len(ids) - len(theirs))
-    return f"{many:,} of {len(ids):,} ids differ, the first at {first:,}: {theirs[first : first + 3]}, not {ids[first : first + 3]}"
+    first, last = (shared_length(np.array(ids[::way]), np.array(theirs[::way])) for way in (1, -1))
+    mine, other = (one[first : max(first, len(one) - last)] for one in (ids, theirs))
+    return f"{len(mine)} of {len(ids):,} ids, from {first:,} on, are {len(other)} others: {other[:6]}, not {mine[:6]}"
 
 
-def measure(row: Row, child: Child) -> tuple[float, dict[str, Any], list[str]]:
+def measure(row: Row, child: Child) -> tuple[float, list[float | str], list[str]]:
     """tito's seconds; each peer's, or why there are none; and what differs."""
+    began = time.perf_counter()
     _, ours = row.run()
-    found: dict[str, Any] = {}
-    notes, began = [], time.perf_counter()
-    for peer in peers.PEERS:
-        said = child.ask(peer, row, True)
-        found[peer] = said.get("none", float("inf"))
-        if "result" in said and (what := differing(ours, said["result"])):
-            notes.append(f"{row.family}, {row.name}: {peer}: {what}")
-    mine = float("inf")
+    firsts = {peer: child.ask(peer, row, first=True) for peer in peers.PEERS}
+    whats = {peer: differing(ours, first["result"]) for peer, first in firsts.items() if "result" in first}
+    times: dict[str, list[float]] = {peer: [] for peer in ("tito", *whats)}
     for number in range(ROUNDS):
-        if number > 1 and time.perf_counter() - began > SPENT:
-            break
-        mine = min(mine, best(row.run))
-        for peer, known in found.items():
-            if not isinstance(known, str):
-                found[peer] = min(known, child.ask(peer, row, False)["seconds"])
-    return mine, found, notes
-
-
-def line(name: str, mine: str, bound: str, met: bool | None, others: list[str]) -> None:
-    kept = {True: "yes", False: "NO", None: "met"}[met]
-    print(
-        f"  {name:46} {mine:>11} {bound:>11}  {kept:4}" + "".join(f" {other:>24}" for other in others).rstrip(),
-        flush=True,
+        if number < 2 or time.perf_counter() - began < SPENT:
+            times["tito"].append(best(row.run))
+            for peer in whats:
+                times[peer].append(child.ask(peer, row, first=False)["seconds"])
+    others = [min(times[peer]) if peer in times else first["none"] for peer, first in firsts.items()]
+    return (
+        min(times["tito"]),
+        others,
+        [f"{peer}, {row.family}, {row.name}: {what}" for peer, what in whats.items() if what],
     )
+
+
+def line(name: str, mine: str, limit: str, met: str, others: Iterable[str]) -> None:
+    print(f"  {name:44} {mine:>10} {limit:>10}  {met:3}" + "".join(f" {one:>22}" for one in others), flush=True)
+
+
+def said(met: bool) -> str:
+    return "yes" if met else "NO"
 
 
 def commands(child: Child, scratch: Path) -> None:
-    """What is run as a command, once after a warm-up where it is short."""
+    """What is run as a command: the short one six times, of which the first is no warm-up alone."""
     tito = Path(sys.executable).with_name("tito")
-    none = ["", "", ""]
-    helped = min(timed(lambda: ran([tito, "--help"]))[0] for _ in range(6))
-    line("tito --help", milliseconds(helped), "150 ms", helped <= 0.15, none)
-    traced = ran([sys.executable, "-X", "importtime", tito, "--help"]).stderr
-    modules = [text.rpartition("|")[2].strip() for text in traced.splitlines() if text.startswith("import time:")]
-    packages = sorted({name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names))
-    print(f"      it imports {len(modules)} modules; not of the standard library: {', '.join(packages)}")
+    helped = min(timed(lambda: ran(tito, "--help"))[0] for _ in range(6))
+    line("tito --help", milliseconds(helped), "150 ms", said(helped <= 0.15), [])
+    modules, bare = imported(tito, "--help"), imported("-c", "pass")
+    packages = {name.partition(".")[0] for name in modules - bare} - set(sys.stdlib_module_names)
+    print(f"      imports {len(modules - bare)} modules more than Python alone, of {', '.join(sorted(packages))}")
     for family in FAMILIES:
-        seconds, done = timed(lambda family=family: ran([tito, "verify", "--family", family]))
-        said = done.stdout.strip().splitlines()[-1]
-        others = ["has no such command"] * 3
-        script = [child.python, "-m", "miles_tito_tokenizers.scripts.verify_chat_template", "--tito-model", family]
-        theirs, their = timed(
-            lambda family=family, script=script: ran(
-                [*script, "--model", scratch / family, "--tito-allowed-append-roles", "tool"], child.environment
-            )
-        )
-        result = [text for text in their.stdout.splitlines() if text.startswith("Results:")]
-        others[0] = f"{result[0].split()[1]} cases in {theirs:.1f} s" if result else "fails"
-        if "miles-tito-tokenizers" in child.failed:
-            others[0] = "does not install"
-        line(
-            f"tito verify --family {family}", in_seconds(seconds), "30 s", seconds <= 30 and not done.returncode, others
-        )
-        print(f"      {said}")
+        seconds, done = timed(partial(ran, tito, "verify", "--family", family))
+        others = ["has no such command"] * len(peers.PEERS)
+        script = ("-m", "miles_tito_tokenizers.scripts.verify_chat_template", "--tito-model", family)
+        more = ("--model", scratch / family, "--tito-allowed-append-roles", "tool")
+        theirs, their = timed(partial(ran, child.python, *script, *more, environment=child.environment))
+        passed = re.search(r"^Results: (\d+)/\1 passed", their.stdout, re.MULTILINE)
+        others[0] = f"{passed[1]} cases: {in_seconds(theirs)}" if passed else "fails"
+        met = said(seconds <= 30 and not done.returncode)
+        line(f"tito verify --family {family}", in_seconds(seconds), "30 s", met, others)
+        print(f"      {done.stdout.strip().splitlines()[-1]}")
 
 
-def ran(command: list[Any], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
-    )
+def imported(*arguments: Any) -> set[str]:
+    traced = ran(sys.executable, "-X", "importtime", *arguments).stderr.splitlines()
+    return {text.rpartition("|")[2].strip() for text in traced if text.startswith("import time:")}
+
+
+def ran(*command: Any, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
 
 
 def main() -> None:
     began = time.monotonic()
     child = Child()
-    cpu = next(
-        (text.partition(": ")[2] for text in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in text), ""
-    )
-    print(
-        f"{os.cpu_count()} cores, {cpu or platform.machine()}; Python {platform.python_version()}; load {os.getloadavg()[0]:.1f}"
-    )
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    print(f"{os.cpu_count()} cores, {cpu[1] if cpu else platform.machine()}, load {os.getloadavg()[0]:.1f}")
     required = ", ".join(one[0] for one in peers.REQUIREMENTS.values())
-    print(f"tito-core {version('tito-core')} beside {required}\n")
+    print(f"Python {platform.python_version()}, tito-core {version('tito-core')}; beside it {required}\n")
+    line("", "tito", "bound", "met", peers.PEERS)
     notes: list[str] = []
-    line("row", "tito", "at most", None, list(peers.PEERS))
     with tempfile.TemporaryDirectory() as scratch:
         for family in FAMILIES:
-            print(f"{family}")
+            print(family)
             for row in rows_of(family, Path(scratch)):
-                mine, found, more = measure(row, child)
-                others = [
-                    one if isinstance(one, str) else f"{row.show(one)} {one / mine:6,.1f}x" for one in found.values()
-                ]
-                line(row.name, row.show(mine), row.show(row.limit), mine <= row.limit, others)
-                notes += more
-        print("commands and memory")
+                mine, found, differ = measure(row, child)
+                others = [one if isinstance(one, str) else f"{row.show(one)} {one / mine:6,.1f}x" for one in found]
+                line(row.name, row.show(mine), row.show(row.limit), said(mine <= row.limit), others)
+                notes += differ
+        print("memory and commands")
         session, _ = session_memory.grown()
         held = sum(owned(session).values())
-        line(
-            f"memory of a session of {session.turns[-1].end:,} ids",
-            f"{held / 1e6:.2f} MB",
-            f"{LIMIT / 1e6:g} MB",
-            held <= LIMIT,
-            ["keeps no session"] * 3,
-        )
+        others = ["keeps no session"] * len(peers.PEERS)
+        name = f"memory of a session: {session.turns[-1].end:,} ids"
+        line(name, f"{held / 1e6:.2f} MB", f"{LIMIT / 1e6:g} MB", said(held <= LIMIT), others)
         commands(child, Path(scratch))
-    print()
-    print("\n".join(notes) or "every id of every peer equals tito's")
+    print("\n" + ("\n".join(notes) or "every peer's ids are tito's"))
     print(f"{time.monotonic() - began:.0f} s in all")
 
 
