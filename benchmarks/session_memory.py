@@ -14,6 +14,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -30,7 +31,8 @@ TURNS, IDS, LIMIT = 226, 100_000, 2_000_000
 TOOL = {"type": "function", "function": {"name": "read", "description": "Reads a file.", "parameters": {
     "type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "array"}}, "required": ["path"],
 }}}  # fmt: skip
-RESULT = "    return self.table[key]  # the parser's own\n" * 18
+ASKED = {"role": "user", "content": "The suite fails on main. Find out why."}
+RESULT = "    return self.table[key]  # the parser's own\n" * 20
 THOUGHT = "The error points at the parser, so its source comes next; the table may lack the key. " * 7
 
 
@@ -41,6 +43,11 @@ def turn_of(number: int) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "reasoning_content": f"{number}. {THOUGHT}", "tool_calls": [call]}
 
 
+def answer_to(number: int) -> dict[str, Any]:
+    """What the tool returns to it."""
+    return {"role": "tool", "tool_call_id": f"call_{number:08x}", "content": f"{number}\n{RESULT}"}
+
+
 def completions(codec: Codec) -> list[Completion]:
     """What the engine returns, with the ids that the template prints."""
     decision = codec.decide()
@@ -49,22 +56,24 @@ def completions(codec: Codec) -> list[Completion]:
     for number in range(TURNS):
         reply = turn_of(number)
         text = codec.render([{"role": "user", "content": "0"}, reply], decision=decision).text[before:]
+        text = text.removesuffix(codec.family.boundary.glue)
         ids = np.array(codec.encoder.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
         made.append(Completion(ids, np.linspace(-3, 0, len(ids)), "tool_calls", message=json.loads(json.dumps(reply))))
     return made
 
 
-def grow(codec: Codec, sampled: list[Completion]) -> tuple[Session, float]:
-    """A session of all these turns, and the seconds that it took."""
-    session, seconds = codec.session(), 0.0
-    wire = json.dumps([{"role": "user", "content": "The suite fails on main. Find out why."}])
+def grow(
+    codec: Codec, sampled: list[Completion], tools: Sequence[dict[str, Any]] = (TOOL,), **kwargs: Any
+) -> tuple[Session, float]:
+    """A session of all these turns, and the seconds that it took; `kwargs` are the template's."""
+    session, seconds = codec.session(chat_template_kwargs=kwargs), 0.0
+    wire = json.dumps([ASKED])
     for number, completion in enumerate(sampled):
         messages = json.loads(wire)
         began = time.process_time()
-        turn = session.commit(session.prepare(messages, tools=[TOOL]), completion)
+        turn = session.commit(session.prepare(messages, tools=tools), completion)
         seconds += time.process_time() - began
-        answer = {"role": "tool", "tool_call_id": f"call_{number:08x}", "content": f"{number}\n{RESULT}"}
-        wire = json.dumps([*messages, turn.message.wire(), answer])
+        wire = json.dumps([*messages, turn.message.wire(), answer_to(number)])
     return session, seconds
 
 
