@@ -14,7 +14,7 @@ import pytest
 import tito_core
 from mutants import TemplateMutant, printed
 from oracles import tokenizer_json
-from tito_core import Completion
+from tito_core import Completion, ControlToken
 from tito_core.errors import (
     CheckpointError,
     EncodingError,
@@ -164,6 +164,18 @@ def test_a_missing_control_token_is_refused(tmp_path: Path) -> None:
     path = directory(tmp_path / "m", V32, tokenizer=toy_tokenizer((), ("<|end|>",)))
     assert refused(path) == (
         f"{path} has no control token '<｜begin▁of▁sentence｜>', which deepseekv32 prints; it belongs to another family"
+    )
+
+
+def test_a_shipped_vocabulary_without_a_control_token_is_the_declarations_fault() -> None:
+    codec = tito_core.load("deepseekv32")
+    more = (*codec.family.control_tokens, ControlToken(text="<|begin|>"))
+    odd = codec.family.model_copy(update={"control_tokens": more})
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.check_control_tokens(odd, codec.encoder, "the vocabulary r1", ids=False)
+    assert str(caught.value) == (
+        "the vocabulary r1 has no control token '<|begin|>', which deepseekv32 prints; correct control_tokens in the "
+        "declaration, or put it behind the vocabulary's last id (added)"
     )
 
 

@@ -72,12 +72,15 @@ def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder, template: T
 
 
 def check_control_tokens(family: Family, encoder: Encoder, where: str, *, ids: bool) -> None:
-    """Raises CheckpointError where a control token is not one id of the vocabulary, or not the declared one."""
+    """Raises CheckpointError where a control token is not one id of the vocabulary, or not the declared one: with `ids`
+    of a checkpoint, without them of what the plugin ships."""
+    correct = "correct control_tokens in the declaration, or put it behind the vocabulary's last id (added)"
     for token in family.control_tokens:
         found = encoder.token_id(token.text)
         if found is None:
             raise CheckpointError(
-                f"{where} has no control token {token.text!r}, which {family.name} prints; it belongs to another family"
+                f"{where} has no control token {token.text!r}, which {family.name} prints; "
+                f"{'it belongs to another family' if ids else correct}"
             )
         if ids and token.id is not None and found != token.id:
             raise CheckpointError(
