@@ -212,6 +212,18 @@ def test_files_that_are_not_text_are_refused(tmp_path: Path, monkeypatch: pytest
     assert refused(path) == f"{path / 'config.json'} is larger than 3 bytes; is it the file it is named after?"
 
 
+def test_a_directory_that_may_not_be_searched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    assert refused(Path("a" * 300)).startswith(f"{'a' * 300} is not a directory; ")
+    path = directory(tmp_path / "m", V32)
+    monkeypatch.setattr(Path, "stat", denied)
+    assert refused(path) == (
+        f"{path / 'config.json'} can't be read: [Errno 13] Permission denied: '{path / 'config.json'}'"
+    )
+
+
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
     path = directory(tmp_path / "m", V32, tokenizer=b"{}")
     assert refused(path).startswith(

@@ -20,7 +20,7 @@ LARGEST = 64 * 1024 * 1024
 def read(model: str | os.PathLike[str]) -> Checkpoint:
     """What choosing a template needs of a checkpoint directory. Raises CheckpointError."""
     path = Path(os.path.expanduser(model))
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise CheckpointError(
             f"{path} is not a directory; --model takes a checkpoint in Hugging Face layout on this machine"
         )
@@ -121,9 +121,9 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def _text(path: Path) -> str | None:
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         if path.stat().st_size > LARGEST:
             raise CheckpointError(f"{path} is larger than {LARGEST} bytes; is it the file it is named after?")
         return path.read_text(encoding="utf-8")
