@@ -659,7 +659,8 @@ def test_a_template_that_ends_messages_with_no_stop_token_is_refused() -> None:
     with pytest.raises(AppendError) as caught:
         toy_join(QWEN, ToyRenderer("\n", openers=OPENERS), [259, END], [Message("user", "he")])
     assert str(caught.value) == (
-        "toy does not end an assistant message with a declared stop token (<|end|>): there is no token edge to join at"
+        "toy ends an assistant message with 'user|>0<|bot|>0</think>\\n', and not with a declared stop token (<|end|>) and "
+        "the glue '\\n': there is no token edge to join at"
     )
 
 

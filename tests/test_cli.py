@@ -632,6 +632,13 @@ def test_json_that_can_not_be_written(
     for target, why in (("none/r.json", "none is not a directory"), (".", ". is a directory")):
         said = tito_says("verify", "--family", "toy", "--json", target)
         assert (said.exit_code, said.stderr.splitlines()[-1]) == (2, f"Error: Invalid value for '--json': {why}")
+    with monkeypatch.context() as denied:
+        denied.setattr(os, "access", lambda path, mode: (str(path), mode) != (".", os.W_OK))
+        said = tito_says("verify", "--family", "toy", "--json", "r.json")
+        assert (said.exit_code, said.stderr.splitlines()[-1]) == (
+            2,
+            "Error: Invalid value for '--json': r.json may not be written",
+        )
     assert asked == []
 
     def refuse(*_: Any, **__: Any) -> int:

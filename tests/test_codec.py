@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 import tito_core
 from mutants import TemplateMutant, printed
 from oracles import tokenizer_json
-from tito_core import Completion
+from tito_core import Completion, ControlToken
 from tito_core.errors import (
     CheckpointError,
     EncodingError,
@@ -271,6 +271,18 @@ def test_a_missing_control_token_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_shipped_vocabulary_without_a_control_token_is_the_declarations_fault() -> None:
+    codec = tito_core.load("deepseekv32")
+    more = (*codec.family.control_tokens, ControlToken(text="<|begin|>"))
+    odd = codec.family.model_copy(update={"control_tokens": more})
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.check_control_tokens(odd, codec.encoder, "the vocabulary r1", ids=False)
+    assert str(caught.value) == (
+        "the vocabulary r1 has no control token '<|begin|>', which deepseekv32 prints; correct control_tokens in the "
+        "declaration, or put it behind the vocabulary's last id (added)"
+    )
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     hint = "--model takes a checkpoint in Hugging Face layout on this machine"
@@ -302,6 +314,18 @@ def test_files_that_are_not_text_are_refused(tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.setattr(checkpoint, "LARGEST", 3)
     assert refused(path) == f"{path / 'config.json'} is larger than 3 bytes; is it the file it is named after?"
+
+
+def test_a_directory_that_may_not_be_searched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    assert refused(Path("a" * 300)).startswith(f"{'a' * 300} is not a directory; ")
+    path = directory(tmp_path / "m", V32)
+    monkeypatch.setattr(Path, "stat", denied)
+    assert refused(path) == (
+        f"{path / 'config.json'} can't be read: [Errno 13] Permission denied: '{path / 'config.json'}'"
+    )
 
 
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:

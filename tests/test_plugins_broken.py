@@ -176,28 +176,28 @@ BROKEN = {
     ),
     "an unknown key": (
         DECLARES + "fake_families.family('broken', boundry=1)",
-        "declares the family broken wrongly: boundry: Extra inputs are not permitted",
+        "declares the family broken wrongly: Family.boundry: Extra inputs are not permitted",
     ),
     "an unknown key inside, at import": (
         "from tito_core import Boundary\nboundary = Boundary(stop=('<end>',), glu='x')",
-        "can't be imported: glu: Extra inputs are not permitted",
+        "can't be imported: Boundary.glu: Extra inputs are not permitted",
     ),
     "a declaration that contradicts itself": (
         DECLARES + "fake_families.family('broken', revisions=())",
-        "declares the family broken wrongly: the whole: revisions is empty: a family has at least one, and the first "
+        "declares the family broken wrongly: Family: revisions is empty: a family has at least one, and the first "
         "is the default",
     ),
     "a declaration that nobody checked": (
         DECLARES + "Family.model_construct(**{**dict(fake_families.family('broken')), 'models': 1})",
-        "declares the family broken wrongly: models: Input should be a valid array",
+        "declares the family broken wrongly: Family.models: Input should be a valid array",
     ),
     "a subclass with keys of its own": (
         DECLARES + "Mine(**fake_families.declaration('broken'))\nclass Mine(Family):\n    more: int = 1",
-        "declares the family broken wrongly: more: Extra inputs are not permitted",
+        "declares the family broken wrongly: Family.more: Extra inputs are not permitted",
     ),
     "a copy with a wrong and an unknown key": (
         DECLARES + "fake_families.family('broken').model_copy(update={'models': 1, 'kwarg': 2})",
-        "declares the family broken wrongly: models: Input should be a valid tuple; kwarg: Extra inputs are not "
+        "declares the family broken wrongly: Family.models: Input should be a valid tuple; Family.kwarg: Extra inputs are not "
         "permitted",
     ),
 }
@@ -415,7 +415,7 @@ def test_an_error_in_an_answer(body: str, cause: str, question: str, fakes: Fake
         ("yield 1 / 0", "failed in tito_cases for the family odd: ZeroDivisionError: division by zero"),
         (
             "yield Case(name='a', messages=[{'role': {1}}])",
-            "failed in tito_cases for the family odd: messages.0: holds what JSON does not keep; write null, booleans, "
+            "failed in tito_cases for the family odd: Case.messages.0: holds what JSON does not keep; write null, booleans, "
             "numbers, strings, lists and string keys",
         ),
     ],

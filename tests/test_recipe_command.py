@@ -156,8 +156,8 @@ def test_usage(arguments: tuple[str, ...], why: str) -> None:
         (
             ("deepseekv32", "--profile", "plain", "--speculative-num-steps", "3", "--speculative-algorithm", "EAGLE"),
             "deepseekv32 can't be served with the profile 'plain' and the overrides {'speculative': {'algorithm': 'EAGLE', "
-            "'num_steps': 3}}: speculative: speculation gives num_steps, eagle_topk and num_draft_tokens together, or is None; "
-            "missing: eagle_topk, num_draft_tokens",
+            "'num_steps': 3}}: Recipe.speculative: speculation gives num_steps, eagle_topk and num_draft_tokens together, or is "
+            "None; missing: eagle_topk, num_draft_tokens",
         ),
         (
             ("deepseekv32", "--profile", "p"),
@@ -183,13 +183,13 @@ def test_usage(arguments: tuple[str, ...], why: str) -> None:
         ),
         (
             ("deepseekv32", "--mem-fraction-static", "nan"),
-            "deepseekv32 can't be served with these values: overrides: holds what JSON does not keep; write null, booleans, "
-            "numbers, strings, lists and string keys",
+            "deepseekv32 can't be served with these values: Deployment.overrides: holds what JSON does not keep; write null, "
+            "booleans, numbers, strings, lists and string keys",
         ),
         (
             ("deepseekv32", "--env", "A=\udcff"),
-            "deepseekv32 can't be served with these values: overrides: holds what JSON does not keep; write null, booleans, "
-            "numbers, strings, lists and string keys",
+            "deepseekv32 can't be served with these values: Deployment.overrides: holds what JSON does not keep; write null, "
+            "booleans, numbers, strings, lists and string keys",
         ),
         (
             ("deepseekv4", "--profile", "balanced", "--env", "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK="),

@@ -536,7 +536,7 @@ def test_a_trainers_other_fields_are_left() -> None:
         ),
         (
             {"sglang_speculative_algorithm": "EAGLE", "sglang_speculative_num_steps": 1},
-            "the fields sglang_... are no recipe: speculative: speculation gives num_steps, eagle_topk and num_draft_tokens "
+            "the fields sglang_... are no recipe: Recipe.speculative: speculation gives num_steps, eagle_topk and num_draft_tokens "
             "together, or is None; missing: eagle_topk, num_draft_tokens",
         ),
         (
@@ -547,11 +547,11 @@ def test_a_trainers_other_fields_are_left() -> None:
         ({"sglang__tp_size": 8}, "sglang__tp_size is no field of SGLang's: it keeps that option as sglang_tp_size"),
         (
             {"sglang_tp_size": 0},
-            "the fields sglang_... are no recipe: tensor_parallel: Input should be greater than or equal to 1",
+            "the fields sglang_... are no recipe: Recipe.tensor_parallel: Input should be greater than or equal to 1",
         ),
         (
             {"sglang_forward_hooks": {1, 2}},
-            "the fields sglang_... are no recipe: arguments: holds what JSON does not keep; write null, booleans, numbers, "
+            "the fields sglang_... are no recipe: Recipe.arguments: holds what JSON does not keep; write null, booleans, numbers, "
             "strings, lists and string keys",
         ),
     ],

@@ -325,7 +325,7 @@ def test_a_callers_own_values_and_the_familys_rules(ruled: Any) -> None:
     with pytest.raises(FamilyError) as caught:
         recipe(Deployment(profile="p", overrides={"tp": 3}))
     assert str(caught.value) == (
-        "odd can't be served with the profile 'p' and the overrides {'tp': 3}: tp: Extra inputs are not permitted"
+        "odd can't be served with the profile 'p' and the overrides {'tp': 3}: Recipe.tp: Extra inputs are not permitted"
     )
 
 

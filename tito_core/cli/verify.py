@@ -56,10 +56,12 @@ def _target(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     if value is None or value == "-":
         return value
     path = Path(value)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise click.BadParameter(f"{value} is a directory")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise click.BadParameter(f"{path.parent} is not a directory")
+    if not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
+        raise click.BadParameter(f"{value} may not be written")
     return value
 
 

@@ -104,7 +104,7 @@ def blaming(
 def _said(cause: BaseException) -> str:
     if isinstance(cause, ValidationError):
         return "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'the whole'}: "
+            f"{'.'.join(str(part) for part in (cause.title, *problem['loc']))}: "
             f"{problem['msg'].removeprefix('Value error, ')}"
             for problem in cause.errors(include_url=False)
         )

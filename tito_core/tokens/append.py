@@ -279,8 +279,8 @@ class Joiner:
             self._boundary.shared
         ):
             raise AppendError(
-                f"{self._family} does not end an assistant message with a declared stop token "
-                f"({' or '.join(self._boundary.stop)}): there is no token edge to join at",
+                f"{self._family} ends an assistant message with {before[-24:]!r}, and not with a declared stop token "
+                f"({' or '.join(self._boundary.stop)}) and the glue {self._boundary.glue!r}: there is no token edge to join at",
                 index=turn.length,
                 role=appended[0].role,
             )

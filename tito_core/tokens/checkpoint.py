@@ -23,7 +23,7 @@ FLAGS: Final = ("lstrip", "rstrip", "single_word")
 def read(model: str | os.PathLike[str]) -> Checkpoint:
     """What choosing a template needs of a checkpoint directory. Raises CheckpointError."""
     path = Path(os.path.expanduser(model))
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise CheckpointError(
             f"{path} is not a directory; --model takes a checkpoint in Hugging Face layout on this machine"
         )
@@ -78,12 +78,15 @@ def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder, template: T
 
 
 def check_control_tokens(family: Family, encoder: Encoder, where: str, *, ids: bool) -> None:
-    """Raises CheckpointError where a control token is not one id of the vocabulary, or not the declared one."""
+    """Raises CheckpointError where a control token is not one id of the vocabulary, or not the declared one: with `ids`
+    of a checkpoint, without them of what the plugin ships."""
+    correct = "correct control_tokens in the declaration, or put it behind the vocabulary's last id (added)"
     for token in family.control_tokens:
         found = encoder.token_id(token.text)
         if found is None:
             raise CheckpointError(
-                f"{where} has no control token {token.text!r}, which {family.name} prints; it belongs to another family"
+                f"{where} has no control token {token.text!r}, which {family.name} prints; "
+                f"{'it belongs to another family' if ids else correct}"
             )
         if ids and token.id is not None and found != token.id:
             raise CheckpointError(
@@ -153,9 +156,9 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def _text(path: Path) -> str | None:
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         if path.stat().st_size > LARGEST:
             raise CheckpointError(f"{path} is larger than {LARGEST} bytes; is it the file it is named after?")
         return path.read_text(encoding="utf-8")

@@ -152,7 +152,9 @@ class Encoder:
             declared = json.loads(data)
             self._engine = Tokenizer.from_buffer(data)
         except Exception as cause:
-            raise EncodingError(f"this is not a tokenizer.json that `tokenizers` can read: {cause}") from cause
+            raise EncodingError(
+                f"this is not a tokenizer.json that `tokenizers` can read: {cause}; is the file whole, and no Git LFS pointer?"
+            ) from cause
         self._engine.no_truncation()
         self._engine.no_padding()
         # It adds nothing where no special tokens are asked for, but may trim the offsets that spans are made from.
