@@ -198,7 +198,7 @@ def main() -> None:
         except NoSuchFamily:
             said = {"none": "has no such family"}
         except Exception as cause:
-            said = {"none": f"fails: {cause!r:.90}"}
+            said = {"none": f"fails: {cause!r:.200}"}
         print(json.dumps(said), file=out, flush=True)
 
 

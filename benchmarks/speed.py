@@ -181,23 +181,23 @@ def differing(ours: Any, theirs: Any) -> str:
 
 
 def measure(row: Row, child: Child) -> tuple[float, list[float | str], list[str]]:
-    """tito's seconds; each peer's, or why there are none; and what differs."""
+    """tito's seconds; each peer's, or why there are none; and what differs or fails."""
     began = time.perf_counter()
     _, ours = row.run()
     firsts = {peer: child.ask(peer, row, first=True) for peer in peers.PEERS}
-    whats = {peer: differing(ours, first["result"]) for peer, first in firsts.items() if "result" in first}
-    times: dict[str, list[float]] = {peer: [] for peer in ("tito", *whats)}
+    notes = [f"{peer}: {first['none']}" for peer, first in firsts.items() if ": " in first.get("none", "")]
+    times: dict[str, list[float]] = {"tito": []}
+    for peer, first in firsts.items():
+        if "result" in first:
+            times[peer] = []
+            if what := differing(ours, first["result"]):
+                notes.append(f"{peer}: {row.family}, {row.name}: {what}")
     for number in range(ROUNDS):
         if number < 2 or time.perf_counter() - began < SPENT:
-            times["tito"].append(best(row.run))
-            for peer in whats:
-                times[peer].append(child.ask(peer, row, first=False)["seconds"])
-    others = [min(times[peer]) if peer in times else first["none"] for peer, first in firsts.items()]
-    return (
-        min(times["tito"]),
-        others,
-        [f"{peer}, {row.family}, {row.name}: {what}" for peer, what in whats.items() if what],
-    )
+            for who, its in times.items():
+                its.append(best(row.run) if who == "tito" else child.ask(who, row, first=False)["seconds"])
+    others = [min(times[peer]) if peer in times else first["none"].partition(": ")[0] for peer, first in firsts.items()]
+    return min(times["tito"]), others, notes
 
 
 def line(name: str, mine: str, limit: str, met: str, others: Iterable[str]) -> None:
@@ -264,7 +264,7 @@ def main() -> None:
         name = f"memory of a session: {session.turns[-1].end:,} ids"
         line(name, f"{held / 1e6:.2f} MB", f"{LIMIT / 1e6:g} MB", said(held <= LIMIT), others)
         commands(child, Path(scratch))
-    print("\n" + ("\n".join(notes) or "every peer's ids are tito's"))
+    print("\n" + ("\n".join(dict.fromkeys(notes)) or "every peer's ids are tito's"))
     print(f"{time.monotonic() - began:.0f} s in all")
 
 
