@@ -10,11 +10,11 @@ its result of 262 tokens. Peers run as peers.py says, and tito so:
 - full: `codec.prompt(messages, tools=tools).ids` of the whole conversation.
 - audit: `session.compare()`: the conversation rendered, encoded and compared with the ids that the session stores.
 - memory: session_memory.py counts it.
-- commands: the wall's seconds; miles-tito-tokenizers has one that verifies a template, on conversations of its own.
+- commands: as they are typed; miles-tito-tokenizers has one that verifies a template, on conversations of its own.
 
 A first call is not timed: its ids are compared with tito's, and what differs is printed. Then come five rounds, fewer where they
-take long and two at least, of tito and each peer in turn, short calls repeated. The least time counts, on the CPU and of one
-thread, so that what else runs on the machine counts little. A ratio says how many times as long the peer takes.
+take long and two at least, of tito and each peer in turn, short calls repeated. The least time counts; every time is one on the
+CPU, all threads together, so that what else runs counts little. A ratio says how many times as long the peer takes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -235,9 +236,10 @@ def imported(*arguments: Any) -> set[str]:
 
 
 def ran(*command: Any, environment: dict[str, str] | None = None) -> tuple[float, subprocess.CompletedProcess[str]]:
-    began = time.perf_counter()
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
-    return time.perf_counter() - began, done
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime, done
 
 
 def main() -> None:
