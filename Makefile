@@ -13,7 +13,7 @@ BIN := $(ENV)/bin
 MANIFESTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 PYTEST_ARGS ?=
 
-.PHONY: help verify test test-live test-vllm check format test-pythons clean
+.PHONY: help verify test test-live test-vllm check format test-pythons bench clean
 
 help:
 	@echo 'make verify        environment, core and plugins, then: tito verify --family $(FAMILY)'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test-live     the tests that need SGLang: its environment (2.5 GB, kept), then servers on this machine'
 	@echo 'make test-vllm     the tests that need vLLM: its environment (3.4 GB, kept), then servers on this machine'
 	@echo 'make test-pythons  the unit tests under the other Pythons that are claimed and that this machine has'
+	@echo 'make bench         tito beside its peers from PyPI: times, ratios and bounds, in some minutes'
 	@echo 'make format        formats the code'
 	@echo 'make clean         removes what these made'
 
@@ -55,6 +56,10 @@ format: $(ENV)/.dev
 
 test-pythons: $(ENV)/.dev
 	$(BIN)/python tests/pythons.py
+
+bench: $(ENV)/.dev
+	$(BIN)/python tests/oracles.py
+	$(BIN)/python benchmarks/speed.py
 
 # Editable: what is edited is what runs, and only a changed manifest installs again. The wheels have tests of their own.
 $(ENV)/.installed: $(ENV)/.made $(MANIFESTS)

@@ -1,20 +1,20 @@
-"""tito beside its peers, in one run: seconds, ratios, and the bounds that tito is built to.
+"""tito beside its peers, in one run: times, ratios, and the bounds that tito is built to.
 
     make bench        or: python tests/oracles.py && python benchmarks/speed.py
 
 Everybody gets the same conversation, tool schemas and vocabulary: a user's question and 226 turns, each a thought, a call and
-a result of 262 tokens. What each peer is called with is said in peers.py; what tito is:
+its result of 262 tokens. Peers run as peers.py says, and tito so:
 
-- append: `codec.append(turn, [result]).ids`, the turn being the first whose ids, the schemas apart, are so many.
-- session: `session.prepare` and `session.commit` for all turns, the whole conversation sent each time; CPU time.
-- full: `codec.prompt(messages, tools=tools).ids` of that whole conversation.
+- append: `codec.append(turn, [result]).ids`, the turn being the first with so many ids, the first prompt's apart.
+- session: `session.prepare` and `session.commit` of all turns, the whole conversation sent each time.
+- full: `codec.prompt(messages, tools=tools).ids` of the whole conversation.
 - audit: `session.compare()`: the conversation rendered, encoded and compared with the ids that the session stores.
-- memory: session_memory.py. `tito --help` and `tito verify` are commands that are run; miles-tito-tokenizers has one that
-  verifies a template on conversations of its own.
+- memory: session_memory.py counts it.
+- commands: as they are typed; miles-tito-tokenizers has one that verifies a template, on conversations of its own.
 
-The first call of each is not timed: its ids are compared with tito's, and a difference is printed. Then come up to five rounds,
-in each tito and then the peers, one after the other; short calls are repeated within a round. The least time counts.
-A ratio says how many times as long the peer takes. Ids are on the CPU; nothing needs a GPU or a network once it is installed.
+A first call is not timed: its ids are compared with tito's, and what differs is printed. Then come five rounds, fewer where they
+take long and two at least, of tito and each peer in turn, short calls repeated. The least time counts; every time is one on the
+CPU, all threads together, so that what else runs counts little. A ratio says how many times as long the peer takes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -120,10 +121,6 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.{3 if seconds < 0.01 else 0}f} ms"
 
 
-def in_seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s"
-
-
 def tokens(count: int) -> Callable[[float], str]:
     return lambda seconds: f"{count / seconds / 1e6:.2f} M/s"
 
@@ -185,23 +182,23 @@ def differing(ours: Any, theirs: Any) -> str:
 
 
 def measure(row: Row, child: Child) -> tuple[float, list[float | str], list[str]]:
-    """tito's seconds; each peer's, or why there are none; and what differs."""
+    """tito's seconds; each peer's, or why there are none; and what differs or fails."""
     began = time.perf_counter()
     _, ours = row.run()
     firsts = {peer: child.ask(peer, row, first=True) for peer in peers.PEERS}
-    whats = {peer: differing(ours, first["result"]) for peer, first in firsts.items() if "result" in first}
-    times: dict[str, list[float]] = {peer: [] for peer in ("tito", *whats)}
+    notes = [f"{peer}: {first['none']}" for peer, first in firsts.items() if ": " in first.get("none", "")]
+    times: dict[str, list[float]] = {"tito": []}
+    for peer, first in firsts.items():
+        if "result" in first:
+            times[peer] = []
+            if what := differing(ours, first["result"]):
+                notes.append(f"{peer}: {row.family}, {row.name}: {what}")
     for number in range(ROUNDS):
         if number < 2 or time.perf_counter() - began < SPENT:
-            times["tito"].append(best(row.run))
-            for peer in whats:
-                times[peer].append(child.ask(peer, row, first=False)["seconds"])
-    others = [min(times[peer]) if peer in times else first["none"] for peer, first in firsts.items()]
-    return (
-        min(times["tito"]),
-        others,
-        [f"{peer}, {row.family}, {row.name}: {what}" for peer, what in whats.items() if what],
-    )
+            for who, its in times.items():
+                its.append(best(row.run) if who == "tito" else child.ask(who, row, first=False)["seconds"])
+    others = [min(times[peer]) if peer in times else first["none"].partition(": ")[0] for peer, first in firsts.items()]
+    return min(times["tito"]), others, notes
 
 
 def line(name: str, mine: str, limit: str, met: str, others: Iterable[str]) -> None:
@@ -213,33 +210,36 @@ def said(met: bool) -> str:
 
 
 def commands(child: Child, scratch: Path) -> None:
-    """What is run as a command: the short one six times, of which the first is no warm-up alone."""
+    """What is run as a command: `tito --help` six times, `tito verify` once."""
     tito = Path(sys.executable).with_name("tito")
-    helped = min(timed(lambda: ran(tito, "--help"))[0] for _ in range(6))
+    helped = min(ran(tito, "--help")[0] for _ in range(6))
     line("tito --help", milliseconds(helped), "150 ms", said(helped <= 0.15), [])
     modules, bare = imported(tito, "--help"), imported("-c", "pass")
     packages = {name.partition(".")[0] for name in modules - bare} - set(sys.stdlib_module_names)
     print(f"      imports {len(modules - bare)} modules more than Python alone, of {', '.join(sorted(packages))}")
     for family in FAMILIES:
-        seconds, done = timed(partial(ran, tito, "verify", "--family", family))
+        seconds, done = ran(tito, "verify", "--family", family)
         others = ["has no such command"] * len(peers.PEERS)
         script = ("-m", "miles_tito_tokenizers.scripts.verify_chat_template", "--tito-model", family)
         more = ("--model", scratch / family, "--tito-allowed-append-roles", "tool")
-        theirs, their = timed(partial(ran, child.python, *script, *more, environment=child.environment))
+        theirs, their = ran(child.python, *script, *more, environment=child.environment)
         passed = re.search(r"^Results: (\d+)/\1 passed", their.stdout, re.MULTILINE)
-        others[0] = f"{passed[1]} cases: {in_seconds(theirs)}" if passed else "fails"
+        others[0] = f"{passed[1]} cases: {theirs:.1f} s" if passed else "fails"
         met = said(seconds <= 30 and not done.returncode)
-        line(f"tito verify --family {family}", in_seconds(seconds), "30 s", met, others)
+        line(f"tito verify --family {family}", f"{seconds:.1f} s", "30 s", met, others)
         print(f"      {done.stdout.strip().splitlines()[-1]}")
 
 
 def imported(*arguments: Any) -> set[str]:
-    traced = ran(sys.executable, "-X", "importtime", *arguments).stderr.splitlines()
+    traced = ran(sys.executable, "-X", "importtime", *arguments)[1].stderr.splitlines()
     return {text.rpartition("|")[2].strip() for text in traced if text.startswith("import time:")}
 
 
-def ran(*command: Any, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+def ran(*command: Any, environment: dict[str, str] | None = None) -> tuple[float, subprocess.CompletedProcess[str]]:
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime, done
 
 
 def main() -> None:
@@ -266,7 +266,7 @@ def main() -> None:
         name = f"memory of a session: {session.turns[-1].end:,} ids"
         line(name, f"{held / 1e6:.2f} MB", f"{LIMIT / 1e6:g} MB", said(held <= LIMIT), others)
         commands(child, Path(scratch))
-    print("\n" + ("\n".join(notes) or "every peer's ids are tito's"))
+    print("\n" + ("\n".join(dict.fromkeys(notes)) or "every peer's ids are tito's"))
     print(f"{time.monotonic() - began:.0f} s in all")
 
 
