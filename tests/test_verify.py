@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from functools import cache
-from itertools import pairwise
+from importlib import import_module
+from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,19 @@ def test_a_seed_reproduces_a_run_and_another_draws_others() -> None:
     assert one.sessions != other.sessions
     assert [check.tokens for check in one.checks] != [check.tokens for check in other.checks]
     assert (one.seed, other.seed, one.exit_code, other.exit_code) == (5, 6, 0, 0)
+
+
+def test_a_seed_says_the_same_wherever_the_code_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis draws what it finds in modules outside of site-packages, a caller's own among them."""
+    words = ["".join(pair) for pair in product("qwxyz", "aeiou")]
+    (tmp_path / "a_callers_own.py").write_text(f"ALL = {words}, {list(range(101, 201))}")
+    monkeypatch.syspath_prepend(tmp_path)
+    drawn: tuple[list[Conversation], list[Conversation]] = [], []
+    for some in drawn:
+        run._generate(Bench(codec(), codec().append_roles, 5), some.append, 100)
+        import_module("a_callers_own")
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 100
 
 
 def test_vocabularies_divide_the_work() -> None:

@@ -8,12 +8,15 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, configuration
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tito_core.families.registry import Registry, default_registry
 from tito_core.tokens.compare import KINDS
@@ -284,9 +287,24 @@ def _generate(bench: Bench, examine: Callable[[Conversation], None], examples: i
         before = getattr(configuration, "__hypothesis_home_directory", None)
         configuration.set_hypothesis_home_dir(home)
         try:
-            run()
+            with _nothing_local():
+                run()
         finally:
             configuration.set_hypothesis_home_dir(before)
+
+
+@contextmanager
+def _nothing_local() -> Iterator[None]:
+    """Hypothesis draws the constants too of whatever code this process has imported from outside of site-packages; a seed
+    would generate other conversations in another checkout, or from another caller. It has no setting for that."""
+    before = providers._get_local_constants
+    providers._get_local_constants = Constants
+    providers.CONSTANTS_CACHE.cache.clear()
+    try:
+        yield
+    finally:
+        providers._get_local_constants = before
+        providers.CONSTANTS_CACHE.cache.clear()
 
 
 def _smallest(
