@@ -250,6 +250,10 @@ def test_an_empty_launcher_is_not_ours() -> None:
         (["--dry-run"], "--dry-run is about an engine that is started: say --launch."),
         (["--launch"], "--launch serves a checkpoint: name it with --model DIR."),
         (
+            ["--launch", "--dry-run", "--model", "ckpt", "--json", "report.json"],
+            "--dry-run verifies nothing, so there is no report: leave --json out.",
+        ),
+        (
             ["--launch", "--model", "ckpt", "--conversations", "5"],
             "--conversations is about the run without an engine: leave out one of the two.",
         ),

@@ -165,7 +165,7 @@ def test_usage(arguments: tuple[str, ...], why: str) -> None:
         ),
         (
             ("deepseekv32", "--nodes", "2"),
-            "2 nodes find each other at the first one's address, and that is None; give HOST:PORT",
+            "2 nodes find each other at the first one's address, and that is None; give HOST:PORT (address, --address)",
         ),
         (
             ("deepseekv32", "--set", "tp_size=4"),

@@ -326,7 +326,7 @@ def test_one_command_a_node() -> None:
         with pytest.raises(RecipeError) as caught:
             plan(loaded(), asked, address=address)
         assert str(caught.value) == (
-            f"2 nodes find each other at the first one's address, and that is {address!r}; give HOST:PORT"
+            f"2 nodes find each other at the first one's address, and that is {address!r}; give HOST:PORT (address, --address)"
         )
 
 
@@ -339,7 +339,10 @@ def test_one_node_is_told_its_address_too(engine: str, said: tuple[str, ...]) ->
     assert said == tuple(word for word in one.argv if word in said)
     with pytest.raises(RecipeError) as caught:
         plan(loaded(), Deployment(engine=engine), address="h")
-    assert str(caught.value) == "nodes find each other at the first one's address, and that is 'h'; give HOST:PORT"
+    assert (
+        str(caught.value)
+        == "nodes find each other at the first one's address, and that is 'h'; give HOST:PORT (address, --address)"
+    )
 
 
 def test_a_model() -> None:
@@ -348,6 +351,9 @@ def test_a_model() -> None:
     with pytest.raises(RecipeError) as caught:
         plan(loaded(), Deployment(), model="")
     assert str(caught.value) == "the model is an empty text; give a directory or a name, or none"
+    with pytest.raises(RecipeError) as caught:
+        plan(loaded(), Deployment(), host="")
+    assert str(caught.value) == "the host is an empty text; give what the server listens on, or none"
 
 
 def test_what_is_unset_is_noted() -> None:
@@ -357,6 +363,14 @@ def test_what_is_unset_is_noted() -> None:
         "expert_parallel is unset: with moe-a2a-backend deepep SGLang splits the experts over all 8 ranks",
     )
     assert plan(loaded(), Deployment(profile="plain", overrides={"arguments": arguments})).notes == ()
+
+
+def test_an_algorithm_that_others_may_register_is_noted() -> None:
+    asked = Deployment(overrides={"speculative": eagle(algorithm="eagel").model_dump(), "max_running_requests": 64})
+    assert plan(loaded(), asked).notes == (
+        "the algorithm EAGEL is none of SGLang's own (EAGLE, EAGLE3, STANDALONE, DFLASH, DSPARK, NGRAM, UNO): it starts only "
+        "where that is registered",
+    )
 
 
 @pytest.mark.parametrize("name", ["", "-", "a b", "é", "a=b", "_"])

@@ -69,6 +69,17 @@ def test_a_seed_says_the_same_wherever_the_code_lies(tmp_path: Path, monkeypatch
     assert len(drawn[0]) == 100
 
 
+def test_content_that_is_printed_as_the_templates_own() -> None:
+    printed = """elif role == "system":
+                parts.template(message.content,"""
+    mutant = MUTANT["system text stripped"]._replace(new=printed)
+    with in_effect(mutant):
+        report = run.verify("deepseekv32", registry=Registry(), vocabulary="r1", conversations=20, sessions=0)
+    (failure,) = [one for one in report.failures if one.check == "content"]
+    assert "(system) says '" in failure.what
+    assert failure.what.endswith("', and the render prints that as the template's own, not as content")
+
+
 def test_vocabularies_divide_the_work() -> None:
     seen: list[tuple[str, int, int]] = []
     report = run.verify(

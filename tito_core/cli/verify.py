@@ -161,6 +161,8 @@ def command(
     launch = Launch.of(launching)
     _together(engine, launch.launch, launching)
     if launch.dry_run:
+        if target is not None:
+            raise click.UsageError("--dry-run verifies nothing, so there is no report: leave --json out.")
         launch.show(family, engine_kind, launch.checkpoint(model))
         return
     with contextlib.ExitStack() as until_told:

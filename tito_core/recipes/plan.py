@@ -89,10 +89,13 @@ def plan(
         if found is None or not 0 < int(found[1]) < 1 << 16:
             many = "nodes" if deployment.nodes == 1 else f"{deployment.nodes} nodes"
             raise RecipeError(
-                f"{many} find each other at the first one's address, and that is {address!r}; give HOST:PORT"
+                f"{many} find each other at the first one's address, and that is {address!r}; give HOST:PORT (address, "
+                "--address)"
             )
     if model is not None and not os.fspath(model):
         raise RecipeError("the model is an empty text; give a directory or a name, or none")
+    if host is not None and not host:
+        raise RecipeError("the host is an empty text; give what the server listens on, or none")
     named = CALLER if model else origin if recipe.made_for else f"the first model of {loaded.name}"
     origins = {"model": named}
     origins |= _origins(recipe, answer, deployment, origin)

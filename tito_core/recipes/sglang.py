@@ -84,6 +84,8 @@ CHAINS: Final = ("EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms that draft token by token; top-k more than 1 makes a tree of them."""
 BLOCKS: Final = ("DFLASH", "DSPARK")
 """Algorithms that draft a block at once."""
+OWN: Final = (*CHAINS, *BLOCKS, "NGRAM", "UNO")
+"""The algorithms of SGLang itself; what it is extended with may register others."""
 BESIDE: Final = ("EAGLE3", "STANDALONE", "DFLASH")
 """Algorithms whose draft model stands beside the checkpoint: no layer of its own drafts so."""
 MIXING: Final = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
@@ -357,6 +359,10 @@ def notes(recipe: Recipe) -> tuple[str, ...]:
         found.append(
             "max_running_requests is unset: beside speculation SGLang runs 48 requests at once, where the model has no number "
             "of its own"
+        )
+    if (kind := algorithm(recipe)) is not None and kind not in OWN:
+        found.append(
+            f"the algorithm {kind} is none of SGLang's own ({', '.join(OWN)}): it starts only where that is registered"
         )
     backend, ranks = recipe.arguments.get("moe-a2a-backend"), recipe.tensor_parallel
     if backend in SPANNING and recipe.expert_parallel == 1 < ranks:

@@ -466,8 +466,11 @@ def content(bench: Bench, conversation: Conversation) -> int:
         printed = pieces.get(index, [""])
         for spellings in said:
             if not any(spelling in piece for spelling in spellings for piece in printed):
+                where = "prints that as the template's own, not as content"
+                if not any(spelling in rendered.text for spelling in spellings):
+                    where = "does not print that whole"
                 raise Broken(
-                    f"message {index} ({message.role}) says {spellings[0]!r}, and the render does not print that whole",
+                    f"message {index} ({message.role}) says {spellings[0]!r}, and the render {where}",
                     message_index=index,
                     role=message.role,
                     expected_text=spellings[0],
