@@ -387,6 +387,24 @@ def test_modes_are_named() -> None:
     assert str(caught.value) == "no encoding mode is named 'strict'; choose literal, reject or engine"
 
 
+@pytest.mark.parametrize("family", [info.name for info in tito_core.list_families()])
+@pytest.mark.parametrize("system", [False, True])
+def test_what_a_tool_spells_is_no_messages_fault(family: str, system: bool) -> None:
+    """Wherever its schema is printed, inside of a system message too."""
+    codec = tito_core.load(family)
+    stop = codec.family.boundary.stop[0]
+    tools = [{"type": "function", "function": {"name": "f", "description": f"ends in {stop}"}}]
+    messages = [*[{"role": "system", "content": "S"}] * system, *MESSAGES]
+    prompt = codec.prompt(messages, tools=tools)
+    nobodys = [one for one in prompt.spans if (one.source, one.index) == ("content", -1)]
+    schema = "".join(codec.decode(prompt.ids[one.start : one.end]) for one in nobodys)
+    assert "ends in" in schema
+    with pytest.raises(EncodingError) as caught:
+        codec.prompt(messages, tools=tools, mode="reject")
+    assert (caught.value.where["index"], caught.value.where["role"]) == (None, None)
+    assert str(caught.value).startswith(f"a tool or a template kwarg spells the control token {stop!r} ")
+
+
 def test_compare_and_decode() -> None:
     codec = tito_core.load("deepseekv32")
     ids = codec.prompt(MESSAGES).ids

@@ -71,7 +71,7 @@ def written(
 ) -> list[tuple[int, str, str]]:
     """What authors wrote, in the order it is printed: index of the message, its role, the text. Empty ones left out.
 
-    Index -1 is the system message that is put in front for the request's tools.
+    Index -1 is what no message says: the request's tools.
     """
     made = upstream_messages(messages, tools)
     first = len(messages) - len(made)
@@ -79,6 +79,7 @@ def written(
     found: list[tuple[int, str, str]] = []
     for at, message in enumerate(made):
         schemas = [_json(tool["function"]) for tool in message.get("tools") or ()]
+        nobodys = len(schemas) if tools and at == 0 else 0
         if message.get("response_format"):
             schemas.append(_json(message["response_format"]))
         if message["role"] == "developer":
@@ -92,7 +93,8 @@ def written(
                     texts += [key, value if isinstance(value, str) else _json(value)]
         else:
             texts = [message["content"], *schemas]
-        found += [(first + at, message["role"], text) for text in texts if text]
+        whose = [-1 if text in schemas[:nobodys] and place else first + at for place, text in enumerate(texts)]
+        found += [(index, message["role"], text) for index, text in zip(whose, texts, strict=True) if text]
     return found
 
 

@@ -31,6 +31,7 @@ from tito_core.prompts.template import Parts, Rendered, Source, Span
 from tito_core.prompts.traced import (
     LOCAL,
     LOST,
+    NOBODY,
     TEMPLATE,
     Chain,
     Probe,
@@ -238,15 +239,15 @@ def _settled(origin: int, now: int | None) -> int:
 def _indices(runs: Sequence[tuple[int, int, int | None]], count: int) -> Iterator[int]:
     """The message that each run belongs to.
 
-    Content is its author's, and what is printed in a message's turn is that message's. Of what the template prints
-    outside of any turn, a header is the message's whose content follows, a closer's whose content stands before; the
-    rest is nobody's (-1) before the first turn, and the last message's after it.
+    Content is its author's, a tool's and a kwarg's is nobody's (-1), and what else is printed in a message's turn is that
+    message's. Of what the template prints outside of any turn, a header is the message's whose content follows, a closer's
+    whose content stands before; the rest is nobody's before the first turn, and the last message's after it.
     """
     place, turns = 0, False
     while place < len(runs):
         if runs[place][2] is not None:
             turns = True
-            yield runs[place][1] if runs[place][1] >= 0 else runs[place][2]  # type: ignore[misc]
+            yield runs[place][1] if runs[place][1] >= NOBODY else runs[place][2]  # type: ignore[misc]
             place += 1
             continue
         end = place
@@ -260,7 +261,7 @@ def _indices(runs: Sequence[tuple[int, int, int | None]], count: int) -> Iterato
                 following = next((other for other in known[at:] if other is not None), None)
                 before = next((other for other in reversed(known[:at]) if other is not None), default)
                 one = before if following is None else following
-            yield one
+            yield NOBODY if stretch[at] == NOBODY else one
         place = end
 
 
@@ -480,9 +481,9 @@ def _variables(
         return chat(made, index)
 
     return {
-        **{key: data(value, TEMPLATE if key.endswith(SPECIAL_TOKEN) else -1) for key, value in kwargs.items()},
+        **{key: data(value, TEMPLATE if key.endswith(SPECIAL_TOKEN) else NOBODY) for key, value in kwargs.items()},
         "messages": [message(index, one) for index, one in enumerate(messages)],
-        "tools": [data(one.dump(), -1) for one in tools] or None,
+        "tools": [data(one.dump(), NOBODY) for one in tools] or None,
         "documents": None,
         "add_generation_prompt": not messages or messages[-1].role != "assistant",
     }

@@ -9,8 +9,10 @@ from typing import Any, Final, SupportsIndex
 
 __all__ = ["LOCAL", "LOST", "TEMPLATE", "Probe", "Seen", "Traced", "concat", "like", "origins", "stringified"]
 
+NOBODY: Final = -1
+"""A tool says it, or a kwarg: a message's content has the message's index."""
 TEMPLATE: Final = -2
-"""The template printed it. A message's content has the message's index, -1 where it belongs to none."""
+"""The template printed it."""
 LOCAL: Final = -3
 """A number, a constant or an empty object, printed as text: it belongs where it stands."""
 LOST: Final = -4

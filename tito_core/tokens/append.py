@@ -285,7 +285,9 @@ class Joiner:
                 role=appended[0].role,
             )
         spans = tuple(
-            Span(max(span.start, cut) - cut, span.end - cut, span.source, span.index + shift, span.role)
+            span._replace(
+                start=max(span.start, cut) - cut, end=span.end - cut, index=span.index + shift * (span.index >= 0)
+            )
             for span in whole.spans
             if span.end > cut
         )

@@ -331,9 +331,9 @@ def shared_length(one: Ids, other: Ids) -> int:
 
 
 def _message(spans: Sequence[IdSpan], place: int) -> int | None:
-    """Whose message an id is of."""
+    """Whose message an id is of; None where it is of none."""
     number = bisect_right(spans, place, key=_start) - 1
-    return spans[number].index if number >= 0 else None
+    return spans[number].index if number >= 0 and spans[number].index >= 0 else None
 
 
 def _first(mismatch: Mismatch) -> int:

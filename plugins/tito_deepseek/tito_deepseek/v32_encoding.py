@@ -146,7 +146,7 @@ class V32Encoding:
                 asked, results, close = 0, 0, ASSISTANT
             elif role == "system":
                 parts.content(message.content, index, role)
-                shown = message.tools
+                shown, whose = message.tools, index
                 if tools and index == 0:
                     if shown:
                         raise _refusal(
@@ -155,8 +155,8 @@ class V32Encoding:
                             "carries tools, and the request carries tools too; they would be printed in one place: "
                             "send them all with the request, or all in the message",
                         )
-                    shown = tuple(tools)
-                _print_tools(parts, shown, index, role)
+                    shown, whose = tuple(tools), -1
+                _print_tools(parts, shown, whose, role)
                 _print_response_format(parts, message, index, role)
                 asked, results = 0, 0
                 continue

@@ -358,15 +358,13 @@ def _print_head(parts: Parts, form: _Format, head: Numbered, tools: Sequence[Too
                 "carries tools, and the request carries tools too; they would be printed in one place: send them all with "
                 "the request, or all in the message",
             )
-    if tools:
-        _print_tools(parts, form, tools, index, role)
+    _print_tools(parts, form, tools, -1, "system")
     for index, message in head:
         _print_carried(parts, form, message, index)
 
 
 def _print_carried(parts: Parts, form: _Format, message: Message, index: int) -> None:
-    if message.tools:
-        _print_tools(parts, form, message.tools, index, message.role)
+    _print_tools(parts, form, message.tools, index, message.role)
     if message.response_format:
         parts.template(RESPONSE_FORMAT, index, message.role)
         parts.content(_dump(message.response_format), index, message.role)
@@ -387,7 +385,8 @@ def _print_tools(parts: Parts, form: _Format, tools: Sequence[Tool], index: int,
         except OverflowError:
             raise TemplateError(f"the tool {tool.name!r} {NO_DOUBLE}", tool=tool.name) from None
         between = "\n"
-    parts.template(TOOLS_CLOSE, index, role)
+    if tools:
+        parts.template(TOOLS_CLOSE, index, role)
 
 
 def _print_calls(parts: Parts, form: _Format, calls: Sequence[ToolCall], index: int) -> None:
