@@ -27,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 
 from tito_core.errors import TemplateError
 from tito_core.prompts.messages import Message, Tool
-from tito_core.prompts.template import Parts, Rendered, Source, Span
+from tito_core.prompts.template import MOMENT, Parts, Rendered, Source, Span
 from tito_core.prompts.traced import (
     LOCAL,
     LOST,
@@ -567,7 +567,7 @@ class _Trace:
 
     def __init__(self) -> None:
         self._loops: list[int | None] = [None]
-        self.moment = datetime.now()
+        self.moment = MOMENT.get() or datetime.now()
         self.passing = False
         """Whether what was printed is of the moment: a date, or chance."""
 
