@@ -673,6 +673,25 @@ def test_a_template_that_rewrites_history_is_refused() -> None:
     )
 
 
+class OneOfBoth(ToyRenderer):
+    """It refuses an assistant's message that says nothing and calls nothing, as Mistral's do, and one that does both."""
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Any], kwargs: Mapping[str, Any]) -> Rendered:
+        for index, message in enumerate(messages):
+            if message.role == "assistant" and bool(message.content) is bool(message.tool_calls):
+                raise TemplateError(f"message {index} (assistant) must say something or call something")
+        return super().render(messages, tools=tools, kwargs=kwargs)
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_suffix_is_rendered_after_a_message_that_no_template_refuses(role: str) -> None:
+    made = [
+        ledger(toy_join(QWEN, kind("<|end|>\n", openers=OPENERS), [259, END], [Message(role, "he")]))
+        for kind in (OneOfBoth, ToyRenderer)
+    ]
+    assert made[0] == made[1] == (5, 0, [10], [TOY_USER if role == "user" else OBS, 256, BOT])
+
+
 def test_a_prompt_that_opens_no_turn_is_refused() -> None:
     text = (
         "toy opens no assistant turn after message 2 (user), although its declaration says so; a prompt without a "

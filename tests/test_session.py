@@ -10,14 +10,17 @@ import copy
 import dataclasses
 import importlib.util
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import tito_core
 from chats import TOOL, Json, assistant, call, codec, result, said, state, step, user
-from tito_core import Completion, MemoryStore, Message, ToolCall
+from tito_core import Codec, Completion, MemoryStore, Message, Template, ToolCall
+from tito_core.engines.scripted import ScriptedEngine
 from tito_core.errors import (
     CompletionError,
     EncodingError,
@@ -858,3 +861,24 @@ def test_a_completion_s_id_meta_and_extras(change: Json, why: str) -> None:
     with pytest.raises(CompletionError) as error:
         Completion([5], [-1.0], "stop", **change)
     assert str(error.value).startswith(why)
+
+
+def test_a_conversation_keeps_the_date_that_it_began_with() -> None:
+    """A template may print the time: turns later, and after a restart, it is still that of the first prompt."""
+    qwen = tito_core.load("qwen3")
+    source = "{{- strftime_now('%d %b %Y %H:%M:%S.%f') }}" + qwen.template.source
+    dated = Codec(qwen.loaded, qwen.encoder, Template.of_text(source, "dated"), qwen.revision, qwen.origin)
+    store, messages, texts = MemoryStore(), [user("q")], []
+    for number in range(3):
+        session = dated.session(store=store, id="s")
+        request = session.prepare(messages)
+        texts.append(dated.decode(request.ids).partition("<|im_start|>")[0])
+        completion = ScriptedEngine(qwen, number, canonical=True).say(assistant("a"), request.decision)
+        session.commit(request, completion)
+        messages += [assistant("a"), user("q")]
+        assert session.compare() == []
+    assert len(set(texts)) == 1
+    moment = datetime.fromtimestamp(session.turns[0].requested)
+    assert texts[0] == moment.strftime("%d %b %Y %H:%M:%S.%f")
+    again = dated.session().prepare(messages[:1])
+    assert dated.decode(again.ids).partition("<|im_start|>")[0] != texts[0]

@@ -23,6 +23,7 @@ from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
 from tito_core.errors import TemplateError
+from tito_core.prompts.template import MOMENT
 
 __all__ = ["Direct", "Run", "Sandbox", "Ticks", "refuse_long", "sandbox", "strftime_now"]
 
@@ -40,7 +41,7 @@ class Run:
     def __init__(self, name: str) -> None:
         self._name = name
         self._told: Any = None
-        self.moment = datetime.now()
+        self.moment = MOMENT.get() or datetime.now()
         self.begin()
 
     def __enter__(self) -> Self:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from tito_core.errors import TemplateError, TitoError
 from tito_core.families.family import Template, blaming, load_reference
 from tito_core.prompts.messages import Message, Tool
 
-__all__ = ["Parts", "Rendered", "Renderer", "Source", "Span", "renderer"]
+__all__ = ["MOMENT", "Parts", "Rendered", "Renderer", "Source", "Span", "dated", "renderer"]
 
 Source = Literal["template", "content"]
+
+
+MOMENT: Final[ContextVar[datetime | None]] = ContextVar("moment", default=None)
+"""The date that templates print; None: now."""
+
+
+@contextmanager
+def dated(seconds: float) -> Iterator[None]:
+    """What is rendered in here is of this time (seconds since 1970): a conversation keeps the date it began with."""
+    token = MOMENT.set(datetime.fromtimestamp(seconds))
+    try:
+        yield
+    finally:
+        MOMENT.reset(token)
 
 
 class Span(NamedTuple):

@@ -15,6 +15,7 @@ from tito_core.errors import SessionError, not_text
 from tito_core.families.family import AppendRoles, ThinkingDecision
 from tito_core.prompts import thinking
 from tito_core.prompts.messages import Message, Tool, normalise_tools
+from tito_core.prompts.template import dated
 from tito_core.responses.completion import Completion
 from tito_core.sessions import accept, linear, samples
 from tito_core.sessions.accept import Overrun
@@ -145,7 +146,8 @@ class Session:
         summarises = None
         if parent is None:
             made = self.codec.normalise(messages)
-            ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
+            with dated(at):
+                ledger = self.codec.prompt(made, tools=offered, decision=decision, mode=self._encoding)
             if not self.linear:  # its first turn is taken back here, and nothing is left to sum up
                 summarises = _summarised(turns, made, ledger.ids)
             if summarises is None and "assistant" not in self._append_roles.roles:
@@ -154,9 +156,10 @@ class Session:
             echo = found[parent]
             assert echo is not None
             made = self._matcher.appended(parent, echo, sent)
-            ledger = self.codec.append(
-                parent, made, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
-            )
+            with dated(parent.line[0].requested):
+                ledger = self.codec.append(
+                    parent, made, mode=self._encoding, truncation=self._truncation, append_roles=self._append_roles
+                )
         return Request(self.id, self._opening, parent, tip, made, offered, decision, ledger, summarises, at)
 
     def commit(self, request: Request, completion: Completion) -> Turn:
@@ -219,7 +222,8 @@ class Session:
         last = self._named(leaf)
         if last is None:
             return []
-        rendered = self.codec.render(last.conversation(), tools=last.tools, decision=last.decision)
+        with dated(last.line[0].requested):
+            rendered = self.codec.render(last.conversation(), tools=last.tools, decision=last.decision)
         mode: Mode = "engine" if self._encoding == "engine" else "literal"  # what was sampled is rejected by no rule
         expected = self.codec.encode(rendered, mode)
         return self.codec.compare(expected.ids, self.codec.finished(last), expected.spans, samples.sampled(last))

@@ -262,7 +262,7 @@ class Joiner:
 
     def _suffix(self, turn: Turn, appended: Sequence[Message], kwargs: Mapping[str, Any]) -> Rendered:
         calls = tuple(ToolCall(call.name, {}, None, call.id) for call in turn.message.tool_calls)
-        base = (_BASE_USER, Message("assistant", "", _BASE_REASONING, calls))
+        base = (_BASE_USER, Message("assistant", "" if calls else "0", _BASE_REASONING, calls))
         shift = turn.length - len(base)
         with _moved(shift):
             before = self._renderer.render(base, tools=(), kwargs=kwargs).text

@@ -171,16 +171,14 @@ def test_spans_cover_the_text_and_content_is_what_the_authors_wrote(
         assert "".join(template).count(token) == sum(part.count(token) for part in template)
 
 
-def test_request_tools_belong_to_the_system_message_that_carries_them() -> None:
+def test_request_tools_belong_to_no_message() -> None:
+    """Inside of a system message too: nothing that a client changes in it changes them."""
     tools = normalise_tools([TOOL])
     schema = '{"name": "get", "parameters": {"type": "object"}, "description": null}'
-    for messages, index in (
-        (normalise([{"role": "user", "content": "q"}]), -1),
-        (normalise([{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]), 0),
-    ):
-        text, spans = render(messages, tools)
+    for system in ([], [{"role": "system", "content": "S"}]):
+        text, spans = render(normalise([*system, {"role": "user", "content": "q"}]), tools)
         (found,) = [span for span in spans if text[span.start : span.end] == schema]
-        assert (found.source, found.index, found.role) == ("content", index, "system")
+        assert (found.source, found.index, found.role) == ("content", -1, "system")
 
 
 # Fixed texts, by hand
