@@ -659,7 +659,7 @@ def test_a_template_that_ends_messages_with_no_stop_token_is_refused() -> None:
     with pytest.raises(AppendError) as caught:
         toy_join(QWEN, ToyRenderer("\n", openers=OPENERS), [259, END], [Message("user", "he")])
     assert str(caught.value) == (
-        "toy ends an assistant message with 'user|>0<|bot|>0</think>\\n', and not with a declared stop token (<|end|>) and "
+        "toy ends an assistant message with 'ser|>0<|bot|>0</think>0\\n', and not with a declared stop token (<|end|>) and "
         "the glue '\\n': there is no token edge to join at"
     )
 
