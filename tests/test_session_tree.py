@@ -697,6 +697,7 @@ def test_what_is_recognised_without_normalising_is_what_normalising_shows(change
         quick = session._matcher.found(session.turns, sent)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(matching, "_spelled", lambda *_: False)
+            patch.setattr(matching.Matcher, "_continued", lambda *_: False)
             slow = session._matcher.found(session.turns, sent)
         assert quick == slow
 

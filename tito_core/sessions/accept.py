@@ -102,7 +102,7 @@ def _end(codec: Codec, completion: Completion, text: bytes, overrun: Overrun) ->
             )
         sizes = np.cumsum([len(encoder.token_bytes(int(one))) for one in ids])
         early, end = (int(np.searchsorted(sizes, place + len(stop.encode()))) + 1 for place in places)
-    inside = np.flatnonzero(np.isin(ids[: end - 1], stops))
+    inside = np.flatnonzero((ids[: end - 1, None] == stops).any(axis=1))
     if len(inside) and (overrun == "refuse" or stop):
         raise CompletionError(
             f"completion {completion.id} goes on for {len(ids) - 1 - int(inside[0])} ids after the stop token "

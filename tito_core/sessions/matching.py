@@ -61,6 +61,7 @@ class Matcher:
         self._match = Custom("matcher", match, _MATCHERS, 2)
         self.name = self._match.name
         self._known: dict[Turn, tuple[bytes, Message | None, Message]] = {}
+        self._line: tuple[Turn | None, list[dict[str, Any]]] = None, []
 
     def found(self, turns: Sequence[Turn], sent: Sequence[Any]) -> dict[Turn | None, Message | None]:
         """The turns whose conversation begins `sent`, each with its message under the ids that the client gave its calls.
@@ -68,8 +69,10 @@ class Matcher:
         None is there too: every request begins with nothing. Raises SessionError where a matcher fails.
         """
         found: dict[Turn | None, Message | None] = {None: None}
+        if turns and self._match.ours and self._continued(turns[-1], sent):
+            found |= {turn: turn.message for turn in turns[-1].line}
         for turn in turns:
-            if turn.parent in found and turn.length <= len(sent):
+            if turn not in found and turn.parent in found and turn.length <= len(sent):
                 echo = self._echo(turn, found[turn.parent], sent[turn.start : turn.length])
                 if echo is not None:
                     found[turn] = echo
@@ -88,6 +91,16 @@ class Matcher:
         if type(answer) is not bool:
             raise self._match.refuse(f"answered {answer!r}; it must answer True or False")
         return answer
+
+    def _continued(self, tip: Turn, sent: Sequence[Any]) -> bool:
+        """Whether a request begins with the newest turn's conversation in our own spelling: of most requests the whole cost.
+        There are texts alone in it, so that what equals it is it."""
+        line, spelled = self._line
+        if line is not tip:
+            begun = spelled if line and line is tip.parent else _wire(tip.parent.line if tip.parent else ())
+            spelled = begun + _wire((tip,))
+            self._line = tip, spelled
+        return len(spelled) == tip.length and sent[: tip.length] == spelled
 
     def _echo(self, turn: Turn, after: Message | None, sent: Sequence[Any]) -> Message | None:
         before = turn.parent.message if turn.parent else None
@@ -178,6 +191,19 @@ def _spelled(turn: Turn, sent: Sequence[Any], strictly: bool) -> bool:
         )
     except Exception:  # what a client sends can be anything; normalising it says what is wrong
         return False
+
+
+def _wire(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Turns as a client sends them that echoes what it got; not those with messages of more than texts."""
+    made: list[dict[str, Any]] = []
+    for turn in turns:
+        if any(one.role == "assistant" or one.tools or one.response_format for one in turn.messages):
+            continue
+        reply = turn.message.wire()
+        for call, stored in zip(reply.get("tool_calls", ()), turn.message.tool_calls, strict=True):
+            call["function"]["arguments"] = stored.text or call["function"]["arguments"]
+        made += [*(one.wire() for one in turn.messages), reply]
+    return made
 
 
 def _digest(sent: Sequence[Any]) -> bytes | None:
