@@ -308,7 +308,7 @@ def mutated(draw: st.DrawFn, family: Family, thinking: bool) -> str:
 def whole(family: Family, text: str, opened: bool) -> bool:
     """Whether a text has the form that docs/qwen-completions.md gives, written as one pattern of the text."""
     opener, closer = ('"', '"') if family.kind == "qwen25" else ("<parameter=", "</parameter>")
-    last = r"</function>\s*</tool_call>"  # of a parameter that is not closed
+    last = r"</function>\s*</?tool_call>"  # of a parameter that is not closed
     free, mind, within, beside = (
         f"(?:(?!{'|'.join(ends)}).)*"
         for ends in (
