@@ -559,6 +559,7 @@ def test_a_trainers_other_fields_are_left() -> None:
         ),
         ({"sglang_a-b": 1}, "sglang_a-b is no field of SGLang's: it keeps that option as sglang_a_b"),
         ({"sglang__tp_size": 8}, "sglang__tp_size is no field of SGLang's: it keeps that option as sglang_tp_size"),
+        ({"sglang_enable_dp_attention": "false"}, "sglang_enable_dp_attention is 'false'; it is True or False"),
         (
             {"sglang_tp_size": 0},
             "the fields sglang_... are no recipe: Recipe.tensor_parallel: Input should be greater than or equal to 1",

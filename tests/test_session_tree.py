@@ -729,6 +729,15 @@ def test_what_was_matched_before_is_not_normalised_again(monkeypatch: pytest.Mon
     assert session.prepare([*messages, user("u")]).parent is None
 
 
+def test_what_is_no_json_is_not_taken_for_what_was_matched_before() -> None:
+    session = codec().session()
+    turn = step(session, [user("q")], assistant("", "r", tool_calls=[call("c", '{"x": null}')]), tools=[TOOL])
+    for value, parent in ((None, turn), (float("nan"), None), (None, turn)):
+        theirs = assistant("", "r", tool_calls=[call("c", {"x": value})])
+        found = session._matcher.found(session.turns, [user("q"), theirs])
+        assert found.get(turn, None) is (parent and turn.message)
+
+
 def by_role(stored: Message, sent: Message) -> bool:
     return stored.role == sent.role
 

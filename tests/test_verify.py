@@ -520,3 +520,36 @@ def test_a_format_that_prints_otherwise_what_was_said_holds(other: TemplateMutan
     with printed(other):
         report = run.verify(other.family, registry=Registry(), conversations=40, sessions=2)
     assert [(failure.check, failure.what) for failure in report.failures] == []
+
+
+ONE_CALL = PRINTS_IDS.replace(
+    "{%- for call",
+    "{%- if message.tool_calls and message.tool_calls | length > 1 %}{{- raise_exception('one call a turn') }}{%- endif %}{%- for call",
+)
+
+
+def test_a_family_of_one_call_a_turn_is_asked_for_no_more() -> None:
+    """No result follows another there, so several could not be appended."""
+    whole = tito_core.load("qwen3instruct")
+    follows = {"assistant": {"tool", "user"}, "tool": {"user"}, "user": set()}
+    roles = AppendRoles(roles={"tool", "user"}, follows=follows, ends={"tool", "user"})
+    loaded = whole.loaded._declaring(fixed_kwargs={}, schemas="own", response_parser=None, append_roles=roles)
+    made = Codec(loaded, whole.encoder, Template.of_text(ONE_CALL, "one_call.jinja"), whole.revision, whole.origin)
+    checked, called = Bench(made, roles, 0), 0
+
+    @seed(0)
+    @settings(max_examples=30, database=None)
+    @given(conversations(made.family, roles))
+    def tried(conversation: Conversation) -> None:
+        nonlocal called
+        called += sum(len(message.get("tool_calls") or ()) for message in conversation.messages())
+        for check in CHECKS:
+            if check.each is not None:
+                check.each(checked, conversation)
+
+    tried()
+    assert called
+    driven = [drive(checked, number) for number in range(8)]
+    assert [one.broken for one in driven] == [None] * 8
+    assert sum(one.calls for one in driven)
+    assert "parallel_results" not in actions(roles, made.family.boundary)

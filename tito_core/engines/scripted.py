@@ -88,13 +88,14 @@ class ScriptedEngine:
         if decision.enabled and self._random.random() < 0.9:
             message["reasoning_content"] = self._text(20)
         if tools and calling and self._random.random() < 0.6:
+            several = self._codec.append_roles.parallel
             message["tool_calls"] = [
                 {
                     "id": f"call_{self._random.getrandbits(32):08x}",
                     "type": "function",
                     "function": {"name": self._random.choice(list(tools)), "arguments": json.dumps(self._arguments())},
                 }
-                for _ in range(self._random.choice((1, 1, 2, 3)))
+                for _ in range(self._random.choice((1, 1, 2, 3)) if several else 1)
             ]
         return message
 

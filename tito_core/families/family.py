@@ -232,6 +232,12 @@ class AppendRoles(Declaration):
             )
         return self
 
+    @property
+    def parallel(self) -> bool:
+        """Whether a turn may make several calls: the results of all follow each other. Where no result may be appended, none
+        is in the way."""
+        return "tool" not in self.roles or "tool" in self.follows["tool"]
+
     def _reached(self) -> frozenset[Role]:
         """The roles that some append holds."""
         reached: frozenset[Role] = frozenset(self.follows["assistant"])

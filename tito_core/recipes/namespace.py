@@ -59,7 +59,10 @@ def from_namespace(
 def _recipe(found: dict[str, Any], prefix: str, environment: dict[str, str]) -> Recipe:
     fields: dict[str, Any] = {"engine": "sglang", "environment": environment}
     attention, replicas = found.pop("attn_dp_size", None), found.pop("dp_size", None)
-    if found.pop("enable_dp_attention", False) and attention in (None, 1):
+    said = found.pop("enable_dp_attention", None)
+    if said not in (None, False, True):
+        raise RecipeError(f"{prefix}enable_dp_attention is {said!r}; it is True or False")
+    if said and attention in (None, 1):
         attention, replicas = replicas, None
     sizes = {"attention_data_parallel": attention, "data_parallel": replicas}
     for dest, field in _SIZES.items():

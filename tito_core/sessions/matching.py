@@ -209,8 +209,11 @@ def _wire(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 def _digest(sent: Sequence[Any]) -> bytes | None:
     """Of a client's own spelling; None where it is no plain JSON."""
     try:
-        return blake2b(orjson.dumps(sent, option=_PLAIN), digest_size=16).digest()
-    except orjson.JSONEncodeError:
+        data = orjson.dumps(sent, option=_PLAIN)
+        if b"null" in data:
+            json.dumps(sent, allow_nan=False)  # NaN is null to orjson
+        return blake2b(data, digest_size=16).digest()
+    except (TypeError, ValueError):
         return None
 
 

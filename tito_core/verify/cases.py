@@ -291,7 +291,7 @@ class _Teller:
         if self.thinking and draw(_boolean):
             made["reasoning_content"] = draw(self.contents)
         if self.tools and (self.only or draw(_boolean)):
-            made["tool_calls"] = [self._call() for _ in range(draw(_few))]
+            made["tool_calls"] = [self._call() for _ in range(draw(_few) if self.roles.parallel else 1)]
         return made
 
     def _call(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def actions(roles: AppendRoles, boundary: Boundary) -> tuple[str, ...]:
     results = "tool" in after and "tool" in roles.ends
     found = {
         "tool_results": results,
-        "parallel_results": results,
+        "parallel_results": results and roles.parallel,
         "tool_results_then_user": "tool" in after and "user" in follows.get("tool", ()) and "user" in roles.ends,
         "user": user,
         "system_then_user": "system" in after and "user" in follows.get("system", ()) and "user" in roles.ends,
