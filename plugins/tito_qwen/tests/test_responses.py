@@ -904,3 +904,16 @@ def test_names_and_values_that_a_session_could_not_store() -> None:
         parsed = parse(sampled(text + END))
         assert (parsed.state, parsed.why) == ("malformed", why)
         lossless(parsed, text)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(pieces=st.lists(st.text('"\\a', max_size=5), max_size=8))
+def test_a_string_is_open_wherever_the_pieces_end(pieces: list[str]) -> None:
+    """A completion of many marks is read in one go: what stands before is not looked at again."""
+    read, opened, escaped = responses._Strings(), False, False
+    for piece in pieces:
+        read.feed(piece)
+        for character in piece:
+            opened ^= character == '"' and not escaped
+            escaped = character == "\\" and not escaped
+        assert read.open is opened

@@ -69,32 +69,32 @@ class _Incomplete(_NotOk):
 @dataclass(frozen=True, slots=True)
 class _Format:
     """Whether the template prints reasoning, how many line ends it prints between content and a call, what a call is, and
-    whether the beginning of one ends inside of a value."""
+    what follows its values."""
 
     thinks: bool
     line_ends: int
     call: Callable[[str, Sequence[Tool]], ToolCall]
-    valued: Callable[[str], bool]
+    values: type[_Strings | _Parameters]
 
 
 def hermes(sampled: Sampled) -> Parsed:
     """Reasoning, content, and calls as JSON: `<tool_call>`, an object of `name` and `arguments`, `</tool_call>`."""
-    return _parse(sampled, _Format(True, 1, _json_call, _json_valued))
+    return _parse(sampled, _Format(True, 1, _json_call, _Strings))
 
 
 def hermes_instruct(sampled: Sampled) -> Parsed:
     """`hermes` for models that have no reasoning: an opener of it is a control token that stands nowhere."""
-    return _parse(sampled, _Format(False, 1, _json_call, _json_valued))
+    return _parse(sampled, _Format(False, 1, _json_call, _Strings))
 
 
 def xml(sampled: Sampled) -> Parsed:
     """Reasoning, content, and calls as XML: `<function=NAME>` with `<parameter=KEY>`, typed by the tool's schema."""
-    return _parse(sampled, _Format(True, 2, _xml_call, _xml_valued))
+    return _parse(sampled, _Format(True, 2, _xml_call, _Parameters))
 
 
 def xml_instruct(sampled: Sampled) -> Parsed:
     """`xml` for models that have no reasoning: an opener of it is a control token that stands nowhere."""
-    return _parse(sampled, _Format(False, 2, _xml_call, _xml_valued))
+    return _parse(sampled, _Format(False, 2, _xml_call, _Parameters))
 
 
 def _parse(sampled: Sampled, format: _Format) -> Parsed:
@@ -122,7 +122,7 @@ def _parse(sampled: Sampled, format: _Format) -> Parsed:
             if not sampled.whole:
                 raise _Incomplete(sampled, "reasoning")
             raise _NotOk(f"{'it' if itself else 'the prompt'} opened reasoning, and no {UNTHINK} closes it")
-        (content, *between), inside = _cut(answer, format.valued)
+        (content, *between), inside = _cut(answer, format.values)
         calls = [format.call(body, sampled.tools) for body in inside[: len(between)]]
         if after := next((text for text in between if text.strip()), None):
             raise _NotOk(f"{after.strip()[:40]!r} stands after a call, where only another call may")
@@ -138,18 +138,22 @@ def _parse(sampled: Sampled, format: _Format) -> Parsed:
     return Parsed(content, thought, tuple(calls))
 
 
-def _cut(pieces: Sequence[Piece], valued: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+def _cut(pieces: Sequence[Piece], values: type[_Strings | _Parameters]) -> tuple[list[str], list[str]]:
     """The texts outside of calls and inside: one more outside, unless the last call is still open."""
-    sides = [""], list[str]()
+    sides: tuple[list[list[str]], list[list[str]]] = [[]], []
+    value = values()
     for piece in pieces:
         within = len(sides[0]) == len(sides[1])
-        text = within and piece.text in (CALL, UNCALL) and valued(sides[1][-1])
+        text = within and piece.text in (CALL, UNCALL) and value.open
         if _is(piece, UNCALL if within else CALL) and not text:
-            sides[not within].append("")
+            sides[not within].append([])
+            value = values()
         else:
             _check(piece, NAMES if text else NAMES - {CALL} if within else frozenset())
-            sides[within][-1] += piece.text
-    return sides
+            sides[within][-1].append(piece.text)
+            value.feed(piece.text)
+    outside, inside = (["".join(parts) for parts in side] for side in sides)
+    return outside, inside
 
 
 def _pieces(sampled: Sampled) -> Iterator[Piece]:
@@ -175,14 +179,29 @@ def _check(piece: Piece, names: frozenset[str]) -> None:
         raise _NotOk(f"the control token {piece.text} stands where the format has none: {where}")
 
 
-def _json_valued(body: str) -> bool:
-    """Whether a string is open: its quotes are odd, those aside that a backslash escapes."""
-    return re.sub(r"\\.", "", body, flags=re.DOTALL).count('"') % 2 == 1
+class _Strings:
+    """Whether a string of JSON is open, piece by piece: its quotes are odd, those aside that a backslash escapes."""
+
+    open = False
+    _escaping = False
+
+    def feed(self, text: str) -> None:
+        plain = re.sub(r"\\.", "", "\\" + text if self._escaping else text, flags=re.DOTALL)
+        self._escaping = plain.endswith("\\")
+        self.open ^= plain.count('"') % 2 == 1
 
 
-def _xml_valued(body: str) -> bool:
-    """Whether a parameter is open, and what follows is no mark of a call that lacks its end."""
-    return body.rfind("<parameter=") > body.rfind("</parameter>") and not _UNFUNCTION.search(body)
+class _Parameters:
+    """Whether a parameter of XML is open, piece by piece, and what follows is no mark of a call that lacks its end."""
+
+    open = False
+    _begun = False
+
+    def feed(self, text: str) -> None:
+        begins, ends = text.rfind("<parameter="), text.rfind("</parameter>")
+        if begins != ends:
+            self._begun = begins > ends
+        self.open = self._begun and _UNFUNCTION.search(text) is None
 
 
 def _json_call(body: str, tools: Sequence[Tool]) -> ToolCall:
