@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -266,8 +267,9 @@ def _tool_calls(calls: Any, where: str, index: int, role: str) -> tuple[ToolCall
             identity = _text(identity, f"{at} id", **place)
         arguments, text = _arguments(function.get("arguments"), at, place)
         made.append(ToolCall(_text(name, f"{at} name", **place), arguments, text, identity))
-    if len(ids := [call.id for call in made if call.id is not None]) != len(set(ids)):
-        twice = sorted({identity for identity in ids if ids.count(identity) > 1})
+    if twice := sorted(
+        identity for identity, count in Counter(call.id for call in made if call.id is not None).items() if count > 1
+    ):
         raise MessageError(
             f"{where} has two tool calls with the id {twice[0]!r}; results could not be told apart",
             index=index,
@@ -399,9 +401,11 @@ def _matched(asked: tuple[ToolCall, ...], results: list[Message], asker: int, fi
         answers = dict(enumerate(results))
     else:
         answers = {}
+        places = {identity: number for number, identity in enumerate(ids) if identity is not None}
         for offset, result in enumerate(results):
             index = first + offset
-            if result.tool_call_id is None or result.tool_call_id not in ids:
+            number = places.get(result.tool_call_id) if result.tool_call_id is not None else None
+            if number is None:
                 raise MessageError(
                     f"message {index} (tool) has the tool_call_id {result.tool_call_id!r}, which message {asker} "
                     f"(assistant) did not call; its calls have the ids {ids}",
@@ -409,7 +413,6 @@ def _matched(asked: tuple[ToolCall, ...], results: list[Message], asker: int, fi
                     role="tool",
                     id=result.tool_call_id,
                 )
-            number = ids.index(result.tool_call_id)
             if number in answers:
                 raise MessageError(
                     f"message {index} (tool) answers the call {result.tool_call_id!r} a second time; send one result "
