@@ -49,6 +49,7 @@ check: $(ENV)/.dev
 	$(foreach plugin,$(PLUGINS),$(BIN)/mypy --strict $(plugin)/$(notdir $(plugin)) &&) true
 	$(BIN)/mypy --strict tests/oracles.py tests/pythons.py tests/live/*.py
 	$(BIN)/mypy --strict tests/vllm/*.py
+	$(BIN)/python tests/mutants.py
 
 format: $(ENV)/.dev
 	$(BIN)/ruff check --fix .

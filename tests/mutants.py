@@ -699,3 +699,17 @@ TEMPLATE_MUTANTS = (
     ),
     # Families that fold, with an effort and with schemas of their own.
 )
+
+
+def main() -> None:
+    """Whether each still has its place: the verifications that they are for take minutes, and this a second."""
+    for mutant in MUTANTS:
+        with in_effect(mutant):
+            pass
+    for one in TEMPLATE_MUTANTS:
+        with printed(one):
+            family.packaged("tito_qwen", f"templates/{one.family}.jinja", str(one))
+
+
+if __name__ == "__main__":
+    main()
