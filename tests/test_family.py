@@ -295,6 +295,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"segments": Segments(delimiters=("<x>",), headers=())},
         "segments.delimiters names ['<x>'], which control_tokens does not",
     ),
+    "stop token that delimits nothing": (
+        {"segments": Segments(delimiters=("<user>", "<assistant>"), headers=("<assistant>",))},
+        "boundary.stop names ['<end>'], which segments.delimiters does not: a turn ends where it stands",
+    ),
     "opener that is no control token": (
         {"segments": Segments(delimiters=(), headers=(), openers=("<x>",))},
         "segments.openers names ['<x>'], which control_tokens does not",
