@@ -725,7 +725,9 @@ class Family(Declaration):
             if stray := [token for token in tokens if token not in known]:
                 raise ValueError(f"{what} names {stray}, which control_tokens does not")
         if stray := [token for token in self.boundary.stop if token not in self.segments.delimiters]:
-            raise ValueError(f"boundary.stop names {stray}, which segments.delimiters does not: a turn ends where it stands")
+            raise ValueError(
+                f"boundary.stop names {stray}, which segments.delimiters does not: a turn ends where it stands"
+            )
         for profile, recipe in self.recipes.items():
             if recipe.made_for is not None and recipe.made_for not in self.models:
                 raise ValueError(f"recipes[{profile!r}] is made for {recipe.made_for!r}, which models does not name")
