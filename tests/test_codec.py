@@ -87,6 +87,40 @@ def test_verify_runs_on_a_checkpoint_and_records_what_it_does_not_know(tmp_path:
     )
 
 
+@pytest.mark.parametrize(
+    ("files", "ids"),
+    [
+        ({}, None),
+        ({"generation_config_json": {"eos_token_id": None}}, None),
+        ({"generation_config_json": {"eos_token_id": 1}}, None),
+        ({"generation_config_json": {"eos_token_id": [3, 1]}}, None),
+        ({"generation_config_json": {"eos_token_id": 3}, "config_json": {**V32, "eos_token_id": 1}}, None),
+        (
+            {
+                "generation_config_json": {"eos_token_id": 3},
+                "tokenizer_config_json": {"eos_token": "<｜end▁of▁sentence｜>"},
+            },
+            None,
+        ),
+        ({"generation_config_json": {"eos_token_id": [7, 3]}, "tokenizer_config_json": {"eos_token": "</s>"}}, [3, 7]),
+        ({"config_json": {**V32, "eos_token_id": 0}}, [0]),
+    ],
+)
+def test_a_checkpoint_at_whose_stop_token_no_engine_stops(
+    files: dict[str, Any], ids: list[int] | None, tmp_path: Path
+) -> None:
+    """As a base model's, in which a document's end is all that is known."""
+    path = directory(tmp_path / "m", tokenizer=tokenizer_json("r1"), **{"config_json": V32, **files})
+    assert tito_core.load("deepseekv32", model=path).origin.warnings == (
+        ()
+        if ids is None
+        else (
+            f"{path} has an engine stop at the ids {ids}, and not at <｜end▁of▁sentence｜> (id 1), which ends a turn of "
+            "deepseekv32: tell the engine to (stop_token_ids), or it samples on past the turn",
+        )
+    )
+
+
 def test_a_checkpoint_whose_template_prints_another_format_is_refused(tmp_path: Path) -> None:
     """It may have the family's vocabulary and model type: a distilled model has its base's."""
     config = {"chat_template": "<|im_start|>{{ messages }}"}

@@ -63,8 +63,9 @@ def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder, template: T
     check_control_tokens(family, encoder, str(checkpoint.path), ids=True)
     digest = checkpoint.chat_template_sha256
     own = family.template != NATIVE and digest == template.sha256
+    warnings = _unstopped(family, checkpoint, encoder)
     if checkpoint.chat_template is None or own or digest in family.chat_template_sha256:
-        return []
+        return warnings
     if not any(token in checkpoint.chat_template for token in family.segments.delimiters):
         raise CheckpointError(
             f"{checkpoint.path} has a chat template that prints none of {', '.join(family.segments.delimiters)}, which "
@@ -72,8 +73,23 @@ def accept(family: Family, checkpoint: Checkpoint, encoder: Encoder, template: T
         )
     used = "it" if family.template == NATIVE else family.template
     return [
+        *warnings,
         f"{checkpoint.path} has a chat template of its own (sha256 {digest}) that {family.name} does not know; prompts "
-        f"are rendered with {used}, so make sure that this checkpoint is one of {', '.join(family.models)}"
+        f"are rendered with {used}, so make sure that this checkpoint is one of {', '.join(family.models)}",
+    ]
+
+
+def _unstopped(family: Family, checkpoint: Checkpoint, encoder: Encoder) -> list[str]:
+    """A warning where an engine stops at what the checkpoint says, and that is not what ends a turn: a base model's, say."""
+    files = (_json(checkpoint.path / name) or {} for name in ("config.json", "generation_config.json"))
+    said = [file.get("eos_token_id") for file in files]
+    ids = {one for many in said for one in (many if isinstance(many, list) else [many]) if isinstance(one, int)}
+    stop, eos = family.boundary.stop[0], encoder.token_id(checkpoint.special_tokens.get("eos_token", ""))
+    if not ids or encoder.token_id(stop) in {*ids, eos}:
+        return []
+    return [
+        f"{checkpoint.path} has an engine stop at the ids {sorted(ids)}, and not at {stop} (id {encoder.token_id(stop)}), which "
+        f"ends a turn of {family.name}: tell the engine to (stop_token_ids), or it samples on past the turn"
     ]
 
 
