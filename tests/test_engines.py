@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -17,6 +16,7 @@ import pytest
 
 import tito_core
 from fake_sglang import Answer, Fake, Raw, Reset, Status, chat, model, serving
+from processes import until
 from tito_core import Codec, Request, Session
 from tito_core.engines.http import HTTPEngine
 from tito_core.engines.sglang import SGLangEngine
@@ -593,20 +593,12 @@ def test_an_engine_that_is_slow(fake: Fake, options: dict[str, float], limit: st
     assert len(fake.seen) == 1
 
 
-def until(true: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        time.sleep(0.001)
-    raise AssertionError("it never came")
-
-
 def test_cancelling_one_request_leaves_the_others(fake: Fake) -> None:
     fake.usual = fake.hang
     one, two = asked(), asked()
     with sglang(fake) as engine, ThreadPoolExecutor(2) as pool:
         first, second = (pool.submit(engine.complete, request, max_tokens=8) for request in (one, two))
-        until(lambda: fake.busy == 2)
+        assert until(lambda: fake.busy == 2, 5)
         engine.cancel(one)
         with pytest.raises(EngineError) as caught:
             first.result(1)
@@ -625,7 +617,7 @@ def test_closing_cancels_and_refuses(fake: Fake) -> None:
     engine = sglang(fake)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(engine.complete, asked(), max_tokens=8)
-        until(lambda: fake.busy == 1)
+        assert until(lambda: fake.busy == 1, 5)
         engine.close()
         with pytest.raises(EngineError):
             call.result(1)
