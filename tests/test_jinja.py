@@ -12,6 +12,7 @@ import json
 import random
 import re
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -123,6 +124,11 @@ def test_the_text_is_what_transformers_renders(name: str, conversation: Conversa
 KEPT = frozenset("\"'\\<>&")
 
 
+def _hidden(one: str) -> bool:
+    """What JSON escapes, say; a character of private use is none, for marks are such."""
+    return not one.isprintable() and unicodedata.category(one) != "Co"
+
+
 def marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, int]]:
     """The same conversation, every author's characters replaced by one of theirs, but what JSON and trimming look at;
     and whose each character is."""
@@ -131,7 +137,7 @@ def marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, int]]:
     def mark(text: str, index: int) -> str:
         own = chr(0xE000 + len(owners))
         owners[own] = index
-        return "".join(one if one.isspace() or one in KEPT or not one.isprintable() else own for one in text)
+        return "".join(one if one.isspace() or one in KEPT or _hidden(one) else own for one in text)
 
     def data(value: Any, index: int) -> Any:
         if isinstance(value, str):
