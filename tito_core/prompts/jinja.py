@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 
 from tito_core.errors import TemplateError
 from tito_core.prompts.messages import Message, Tool
-from tito_core.prompts.sandbox import LARGEST_TEXT, Direct, Run, Sandbox, Ticks, refuse_long, sandbox, strftime_now
+from tito_core.prompts.sandbox import LARGEST_TEXT, Direct, Run, Sandbox, Ticks, bounded, sandbox, strftime_now
 from tito_core.prompts.template import Parts, Rendered, Source, Span
 from tito_core.prompts.traced import (
     LOCAL,
@@ -580,15 +580,11 @@ class _Tracing(Sandbox):
         return functools.update_wrapper(filled, value)
 
     def tilde(self, values: tuple[Any, ...]) -> Traced:
-        shown = [_shown(value) for value in values]
-        refuse_long(*shown)
-        return concat(shown)
+        return concat(bounded(map(_shown, values)))
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        made = list(pieces)
-        refuse_long(*made)
-        return concat(made, plain=TEMPLATE)
+        return concat(bounded(pieces), plain=TEMPLATE)
 
     def loop_opened(self) -> None:
         _Trace.current().opened()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Final, NoReturn, Self, cast
+from typing import Any, Final, NoReturn, Self, TypeVar, cast
 
 import jinja2
 import jinja2.ext
@@ -25,7 +25,9 @@ from jinja2.visitor import NodeTransformer
 from tito_core.errors import TemplateError
 from tito_core.prompts.template import MOMENT
 
-__all__ = ["Direct", "Run", "Sandbox", "Ticks", "refuse_long", "sandbox", "strftime_now"]
+__all__ = ["Direct", "Run", "Sandbox", "Ticks", "bounded", "sandbox", "strftime_now"]
+
+_Sized = TypeVar("_Sized", bound=str | list[Any] | tuple[Any, ...])
 
 LARGEST_TEXT: Final = 64 * 1024 * 1024
 """The longest prompt that is rendered, in characters; and the longest text or list that an operator or a block makes."""
@@ -197,16 +199,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def tilde(self, values: tuple[Any, ...]) -> str:
-        texts = [str(value) for value in values]
-        refuse_long(*texts)
-        return "".join(texts)
+        return "".join(bounded(map(str, values)))
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
         """What a macro or a block is made of."""
-        made = list(pieces)
-        refuse_long(*made)
-        return "".join(made)
+        return "".join(bounded(pieces))
 
     def tick(self) -> None:
         Run.current().tick()
@@ -229,14 +227,19 @@ def _refuse_large(operator: str, left: Any, right: Any) -> None:
             raise jinja2.exceptions.SecurityError(f"{operator} makes a number of more than {LARGEST_NUMBER:,} bits")
     elif operator == "+":
         if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
-            refuse_long(left, right)
+            bounded((left, right))
     elif operator == "*":
         for one, times in ((left, right), (right, left)):
             if isinstance(one, (str, list, tuple)) and isinstance(times, int):
-                refuse_long(one, times=times)
+                bounded((one,), times=times)
 
 
-def refuse_long(*parts: str | list[Any] | tuple[Any, ...], times: int = 1) -> None:
-    """To ask a followed text for its length is a question that would be noted, so that it is not asked in its own name."""
-    if sum([str.__len__(one) if isinstance(one, str) else len(one) for one in parts]) * times > LARGEST_TEXT:
+def bounded(parts: Iterable[_Sized], times: int = 1) -> list[_Sized]:
+    """The parts of a text or list that is not too long, were it made of them.
+
+    To ask a followed text for its length is a question that would be noted, so that it is not asked in its own name.
+    """
+    made = list(parts)
+    if sum([str.__len__(one) if isinstance(one, str) else len(one) for one in made]) * times > LARGEST_TEXT:
         raise jinja2.exceptions.SecurityError(f"a text or list of more than {LARGEST_TEXT:,} parts is made")
+    return made
