@@ -42,7 +42,8 @@ def installed() -> tuple[Path, dict[str, str]]:
     home = Path(os.environ.get("TITO_PEERS") or f"{cache_home}/tito/peers").expanduser().absolute()
     python, failed = home / "bin" / "python", {}
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+        if subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=False).returncode:
+            raise SystemExit(f"no environment for the peers can be made in {home}; name another place with TITO_PEERS")
     for peer, required in REQUIREMENTS.items():
         stamp = home / f".{peer}"
         if stamp.exists() and stamp.read_text() == f"{TRANSFORMERS} {required}":
